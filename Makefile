@@ -1,0 +1,46 @@
+# Every target makes what it needs, from a machine with python3 (with venv and pip) and make.
+
+PYTHON ?= python3
+PY := .venv/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check --quiet install -c constraints.txt
+# Tests phone nobody.
+TEST_ENV := RAY_USAGE_STATS_ENABLED=0 WANDB_MODE=offline HF_HUB_OFFLINE=1
+PYTEST := $(TEST_ENV) $(PY) -m pytest -n 2
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all lint bench
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+demo: .venv/.demo ## caption the pictures in examples/ with the model that ships in the package
+	@$(PY) -m meshcap.demo
+
+test: lint ## lint, types and the fast tests
+	@$(PYTEST) -m "not slow"
+
+test-all: lint ## lint, types and every test
+	@$(PYTEST) -m ""
+
+lint: .venv/.dev ## ruff and mypy
+	@$(PY) -m ruff check
+	@$(PY) -m mypy
+
+bench: .venv/.demo ## print the performance tables
+	@.venv/bin/meshcap bench decode
+	@.venv/bin/meshcap bench train-step
+
+# Stamps: installed when the stamp is newer than what says what to install.
+$(PY):
+	@echo "making .venv with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv .venv || { rm -rf .venv; exit 1; } # half an environment would count as made
+
+.venv/.demo: pyproject.toml constraints.txt | $(PY)
+	@echo "installing meshcap into .venv"
+	@$(PIP) -e .
+	@touch $@
+
+.venv/.dev: pyproject.toml constraints.txt | $(PY)
+	@echo "installing meshcap[dev] into .venv"
+	@$(PIP) -e ".[dev]"
+	@touch $@ .venv/.demo

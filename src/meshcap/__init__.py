@@ -1,0 +1,41 @@
+"""Image captioning with the Meshed-Memory Transformer (M²).
+
+The names below are the public ones. Each is fetched from its module when it is first asked for, so that
+`import meshcap`, `meshcap --help` and shell completion do not wait for torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from meshcap.errors import MeshcapError
+
+if TYPE_CHECKING:  # the same table again, in the form that type checkers read
+    from meshcap.captioner import Captioner
+    from meshcap.models import M2, M2Config, load
+    from meshcap.regions import Regions
+
+__version__ = "0.1.0"
+
+__all__ = ["M2", "Captioner", "M2Config", "MeshcapError", "Regions", "__version__", "load"]
+
+_HOMES = {
+    "Captioner": "meshcap.captioner",
+    "M2": "meshcap.models",
+    "M2Config": "meshcap.models",
+    "Regions": "meshcap.regions",
+    "load": "meshcap.models",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value  # the next look finds it without coming here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

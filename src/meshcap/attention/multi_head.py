@@ -1,0 +1,153 @@
+"""Multi-head scaled dot-product attention: over oneself, and over somebody else.
+
+Both modules share `attend`, which runs torch's fused kernel unless the weights are asked for; then the same numbers
+are computed in the open. Neither adds residuals or norms: the layers that use them do.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from meshcap.attention.cache import HistoryCache
+from meshcap.attention.few import attend_few, fits
+
+# Captions and sets of regions are short, and for them the kernel that torch tries last is the fastest to train with:
+# forward and backward take two thirds of cuDNN's time and a third to two thirds of flash attention's (docs/LOG.md).
+FOR_SHORT_SEQUENCES = [
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.MATH,
+]
+
+
+class Memory(Protocol):
+    """What may extend the keys and values (B, N, H·d) of a self-attention, such as `meshcap.memory.MemorySlots`."""
+
+    def __call__(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+def attend(query: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+    """softmax(QKᵀ/√d)V by the fused kernel.
+
+    Args:
+        query: (B, H, Q, d); keys, values: (B, H, N, d).
+        mask: additive, in the query's dtype, that broadcasts to (B, H, Q, N): 0 to look, -inf to look away.
+        causal: a query sees the keys up to its own place (Q = N).
+    """
+    if query.is_cuda and torch.is_grad_enabled():
+        with sdpa_kernel(FOR_SHORT_SEQUENCES, set_priority=True):
+            return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, is_causal=causal)
+    return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, is_causal=causal)
+
+
+def attend_groups(
+    query: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor | None = None, used: Tensor | None = None
+) -> Tensor:
+    """`attend` with one query (B, H, Q, d) for each of G groups of keys and values (G·B, H, N, d).
+
+    `used`, a tensor of one number, may say that keys from there on are all masked.
+    """
+    if fits(query, keys):
+        return attend_few(query, keys, values, mask, used)
+    return attend(repeat_groups(query, keys), keys, values, mask=mask)
+
+
+def repeat_groups(query: Tensor, keys: Tensor) -> Tensor:
+    groups = keys.shape[0] // query.shape[0]
+    return query.repeat(groups, 1, 1, 1) if groups > 1 else query  # (G·B, H, Q, d)
+
+
+def attend_openly(
+    query: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor | None = None, causal: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The arithmetic of `attend` in the open, with the weights (B, H, Q, N) as second result."""
+    scores = query @ keys.transpose(-1, -2) / query.shape[-1] ** 0.5  # (B, H, Q, N)
+    if mask is not None:
+        scores = scores + mask
+    if causal:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(later, float("-inf"))
+    weights = scores.float().softmax(-1).to(query.dtype)
+    return weights @ values, weights
+
+
+def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where `visible`, -inf elsewhere: made once a step, read by every layer."""
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """(B, N, H·d) -> (B, H, N, d), without copying."""
+    return x.unflatten(-1, (heads, -1)).transpose(-2, -3)
+
+
+def join_heads(x: Tensor) -> Tensor:
+    """(B, H, N, d) -> (B, N, H·d)."""
+    return x.transpose(-2, -3).flatten(-2)
+
+
+class SelfAttention(nn.Module):
+    """Queries, keys and values from one sequence or set, by one matrix product."""
+
+    def __init__(self, d_model: int, heads: int, d_head: int, *, memory: nn.Module | None = None):
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(d_model, 3 * heads * d_head)
+        self.output = nn.Linear(heads * d_head, d_model)
+        self.memory = memory
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, N, D) -> query (B, H, N, d); keys and values (B, H, N + slots, d)."""
+        query, keys, values = self.qkv(x).chunk(3, dim=-1)
+        if self.memory is not None:
+            keys, values = self.memory(keys, values)
+        return split_heads(query, self.heads), split_heads(keys, self.heads), split_heads(values, self.heads)
+
+    def forward(self, x: Tensor, *, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+        """Attend over x (B, N, D); `mask` as in `attend`, over all keys, slots included."""
+        return self.output(join_heads(attend(*self.project(x), mask=mask, causal=causal)))
+
+    def openly(self, x: Tensor, *, mask: Tensor | None = None, causal: bool = False) -> tuple[Tensor, Tensor]:
+        """As `forward`, with the weights (B, H, N, N + slots)."""
+        found, weights = attend_openly(*self.project(x), mask=mask, causal=causal)
+        return self.output(join_heads(found)), weights
+
+    def cached(self, x: Tensor, cache: HistoryCache, layer: int) -> Tensor:
+        """One new word for each hypothesis, x (B, W, D), against the words remembered in `cache`."""
+        query, keys, values = self.project(x)
+        keys, values = cache.append(layer, keys, values)
+        return self.output(join_heads(attend_groups(query, keys, values, mask=cache.mask, used=cache.used)))
+
+
+class CrossAttention(nn.Module):
+    """Queries from one side; keys and values from another, projected once and used as often as needed."""
+
+    def __init__(self, d_model: int, heads: int, d_head: int):
+        super().__init__()
+        self.heads = heads
+        self.query = nn.Linear(d_model, heads * d_head)
+        self.key_value = nn.Linear(d_model, 2 * heads * d_head)
+        self.output = nn.Linear(heads * d_head, d_model)
+
+    def project(self, source: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, H, N, d) of a source (B, N, D)."""
+        keys, values = self.key_value(source).chunk(2, dim=-1)
+        return split_heads(keys, self.heads), split_heads(values, self.heads)
+
+    def forward(self, x: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor | None = None) -> Tensor:
+        """What x (B, Q, D) finds at each of G sources: keys and values (G·B, H, N, d) -> (G, B, Q, D)."""
+        found = attend_groups(split_heads(self.query(x), self.heads), keys, values, mask=mask)
+        return self.output(join_heads(found)).unflatten(0, (-1, x.shape[0]))
+
+    def openly(self, x: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """As `forward`, with the weights (G, B, H, Q, N)."""
+        query = repeat_groups(split_heads(self.query(x), self.heads), keys)
+        found, weights = attend_openly(query, keys, values, mask=mask)
+        groups = (-1, x.shape[0])
+        return self.output(join_heads(found)).unflatten(0, groups), weights.unflatten(0, groups)

@@ -1,0 +1,1 @@
+"""Measurements that print tables: `meshcap bench decode`, `meshcap bench train-step`."""

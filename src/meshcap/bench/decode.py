@@ -1,0 +1,85 @@
+"""How long captions take: beam search with an M² of the paper's sizes and random weights."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+
+from meshcap.bench.counts import decode_bytes, operations
+from meshcap.bench.measure import Rates, Row, peak_memory, timed
+from meshcap.decoding import Beam, Graphs, Rules, decode
+from meshcap.models import M2, M2Config
+from meshcap.models.packed import can_pack, pack
+from meshcap.regions import Regions
+
+REGIONS = 50
+
+
+def random_model(seed: int, **settings: int) -> M2:
+    """Random weights, but an output as decided as a trained captioner's: near ties would make any rounding matter."""
+    torch.manual_seed(seed)
+    model = M2(M2Config(**{"vocab_size": 10_201, "boxes": False, **settings}))  # type: ignore[arg-type]
+    with torch.no_grad():
+        model.decoder.output.words.weight.mul_(20)
+    return model.eval()
+
+
+def random_regions(pictures: int, seed: int, width: int = 2048) -> Regions:
+    generator = torch.Generator().manual_seed(seed)
+    return Regions(torch.randn(pictures, REGIONS, width, generator=generator).relu())
+
+
+def settings_of(device: torch.device) -> list[tuple[str, torch.dtype, bool]]:
+    """(name, dtype, packed) worth comparing on a device; the first is the one that others are compared with."""
+    if device.type != "cpu":
+        return [("float32 (TF32)", torch.float32, False), ("bfloat16", torch.bfloat16, False)]
+    rows = [("float32, not packed", torch.float32, False)]
+    rows += [(f"{str(t)[6:]}, packed", t, True) for t in (torch.float32, torch.bfloat16) if can_pack(t)]
+    return rows
+
+
+def bench_decode(
+    device: torch.device, *, pictures: tuple[int, ...], beams: int, length: int, repeat: int, compare: int, seed: int
+) -> list[Row]:
+    """A row for each number of pictures and each setting; `compare` pictures are captioned to count equal captions."""
+    torch.backends.cuda.matmul.allow_tf32 = True  # as the public figures were measured
+    base = random_model(seed)
+    rules = Rules(max_length=length)
+    rows: list[Row] = []
+    reference: torch.Tensor | None = None
+    for name, dtype, packed in settings_of(device):
+        model = copy.deepcopy(base).to(device, dtype)
+        if packed:
+            pack(model)
+        graphs = Graphs()
+        rates = Rates.of(device, dtype)
+        sample = decode(model, random_regions(compare, seed + 1).to(device, dtype), Beam(beams), rules).ids.cpu()
+        reference = sample if reference is None else reference
+        same = float((sample == reference).all(-1).float().mean())
+        for count in pictures:
+            regions = random_regions(count, seed).to(device, dtype)
+            if device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats(device)
+
+            def work(model: M2 = model, regions: Regions = regions, graphs: Graphs = graphs) -> object:
+                return decode(model, regions, Beam(beams), rules, graphs=graphs)
+
+            seconds = timed(work, device, repeat)
+            sizes = {"pictures": count, "regions": REGIONS}
+            floor = rates.floor(
+                operations(model.config, **sizes, words=beams * length, history=length),
+                decode_bytes(model.config, **sizes, beams=beams, steps=length, itemsize=dtype.itemsize),
+            )
+            rows.append(
+                Row(
+                    f"beam {beams} × {length}, {count} picture{'s' * (count > 1)}",
+                    name,
+                    seconds,
+                    f"{count / seconds:,.0f} pictures/s",
+                    peak_memory(device),
+                    floor,
+                    {"same captions as float32": f"{same:.1%} of {compare}"} if sample is not reference else {},
+                )
+            )
+    return rows

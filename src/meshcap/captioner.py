@@ -1,0 +1,177 @@
+"""Captioner: the one object that most people touch. A model and its vocabulary: regions in, sentences out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from meshcap.decoding import Beam, ConstrainedBeam, Graphs, Hypotheses, Rules, Strategy, decode
+from meshcap.errors import MeshcapError
+from meshcap.models import CaptionModel, load
+from meshcap.models.packed import pack
+from meshcap.models.pretrained import find_file
+from meshcap.regions import Regions
+from meshcap.text import Vocabulary
+from meshcap.text.endings import BAD_ENDINGS
+
+VOCABULARY = "vocabulary.json"
+
+
+@dataclass(frozen=True)
+class Caption:
+    """A sentence about a picture, and how the model came to it."""
+
+    text: str  # as a person would write it
+    words: list[str]
+    log_probs: list[float]  # of each word, and of the end where it was reached
+    confidence: float  # 0-1, the geometric mean of the words' probabilities
+    score: float  # what the search ranked it by
+    finished: bool  # False: cut off at the greatest length
+    missing: int = 0  # how many of the required mentions could not be met
+    attention: Tensor | None = None  # (words, regions): where the model looked for each word
+    alternatives: tuple[Caption, ...] = ()  # the next best, where more than one was asked for
+
+
+class Captioner:
+    """Captions pictures that have been turned into `Regions`.
+
+    On a CPU the weights are laid out for its matrix kernels; on a CUDA GPU decoding steps are captured once for each
+    batch shape and replayed.
+    """
+
+    def __init__(self, model: CaptionModel, vocabulary: Vocabulary):
+        if len(vocabulary) != model.config.vocab_size:
+            raise MeshcapError(
+                f"the vocabulary has {len(vocabulary)} words and the model was made for {model.config.vocab_size}: "
+                "they do not belong together"
+            )
+        for name in ("unk", "pad", "bos", "eos"):
+            if getattr(vocabulary, name) != getattr(model.config, name):
+                raise MeshcapError(
+                    f"<{name}> is word {getattr(vocabulary, name)} of the vocabulary and {getattr(model.config, name)} "
+                    "of the model: they do not belong together"
+                )
+        self.model = model.eval()
+        self.vocabulary = vocabulary
+        self.graphs = Graphs()
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name_or_folder: str | Path,
+        *,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+        **hub: Any,
+    ) -> Self:
+        """Read a folder that `save_pretrained` wrote, or a model on the Hugging Face hub, ready to caption."""
+        vocabulary = Vocabulary.load(find_file(name_or_folder, VOCABULARY, **hub))
+        captioner = cls(load(name_or_folder, **hub), vocabulary)
+        captioner.model.to(device=device, dtype=dtype).requires_grad_(False)
+        if torch.device(device).type == "cpu":
+            pack(captioner.model)
+        return captioner
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write model and vocabulary into a folder, each file whole or not at all."""
+        folder = Path(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise MeshcapError(f"{folder} cannot be made a model folder: {error.strerror}") from error
+        self.vocabulary.save(folder / VOCABULARY)
+        self.model.save_pretrained(folder)
+
+    def caption(
+        self,
+        regions: Regions,
+        *,
+        strategy: Strategy | None = None,
+        n_best: int = 1,
+        max_length: int | None = None,
+        min_length: int = 2,
+        mention: Sequence[str | Sequence[str]] = (),
+        avoid: Sequence[str] = (),
+        no_repeat_ngram: int = 0,
+        good_endings: bool = False,
+        attention: bool = False,
+        batch_size: int = 64,
+    ) -> list[Caption]:
+        """A caption for each picture.
+
+        Args:
+            max_length, min_length: in words, the end counted as one; 20 at most and one real word at least by default.
+            strategy: how to search (see `meshcap.decoding`); beam search with 5 beams unless said otherwise.
+            mention: words or phrases that must appear; several in a list are alternatives: `["dog", ["man", "woman"]]`.
+            avoid: words that must not.
+            good_endings: never end in "a", "of", "with" and the like.
+            attention: also tell where the model looked for each word.
+
+        Raises:
+            MeshcapError: regions that do not fit the model, unknown words, options that contradict each other.
+        """
+        config = self.model.config
+        Regions.checked(regions, width=config.d_input, boxes=config.boxes)
+        rules = Rules(
+            max_length=min(20, config.max_length) if max_length is None else max_length,
+            min_length=min_length,
+            no_repeat_ngram=no_repeat_ngram,
+            # An unknown word tells a reader nothing, and an imported model might say the others too.
+            banned=(config.unk, config.pad, config.bos, *self.vocabulary.ids_of(avoid, purpose="to avoid")),
+            bad_endings=tuple(sorted(self.vocabulary.id(w) for w in BAD_ENDINGS if w in self.vocabulary))
+            if good_endings
+            else (),
+        )
+        if mention:
+            if not isinstance(strategy, Beam | None):
+                raise MeshcapError("required words need a beam search: leave the strategy out or give a Beam")
+            beam = strategy or Beam()
+            strategy = ConstrainedBeam(self._requirements(mention), beam.beams, beam.length_penalty)
+        regions = regions.to(self.model.device, self.model.dtype)
+        captions: list[Caption] = []
+        for start in range(0, len(regions), batch_size):
+            found = decode(
+                self.model,
+                regions[start : start + batch_size],
+                strategy,
+                rules,
+                n_best=n_best,
+                attention=attention,
+                graphs=self.graphs,
+            )
+            captions.extend(self._captions(found, len(mention)))
+        return captions
+
+    def _requirements(self, mention: Sequence[str | Sequence[str]]) -> list[list[list[list[int]]]]:
+        phrases = [[one] if isinstance(one, str) else list(one) for one in mention]
+        return [[[self.vocabulary.ids_of(p.split(), purpose="to mention") for p in one] for one in phrases]]
+
+    def _captions(self, found: Hypotheses, required: int) -> Iterator[Caption]:
+        ids, log_probs, lengths = found.ids.tolist(), found.log_probs.tolist(), found.lengths.tolist()
+        scores, confidence, finished = found.scores.tolist(), found.confidence.tolist(), found.finished.tolist()
+        satisfied = None if found.satisfied is None else found.satisfied.tolist()
+        looks = None if found.attention is None else found.attention["words"].float().cpu()
+
+        def one(picture: int, rank: int, alternatives: tuple[Caption, ...] = ()) -> Caption:
+            length = lengths[picture][rank]
+            words = self.vocabulary.decode(ids[picture][rank][:length])
+            return Caption(
+                text=self.vocabulary.sentence(words),
+                words=words,
+                log_probs=log_probs[picture][rank][:length],
+                confidence=confidence[picture][rank],
+                score=scores[picture][rank],
+                finished=finished[picture][rank],
+                missing=0 if satisfied is None else required - satisfied[picture][rank],
+                attention=None if looks is None else looks[picture, rank, : len(words)],
+                alternatives=alternatives,
+            )
+
+        for picture, ranked in enumerate(scores):
+            rest = tuple(one(picture, rank) for rank in range(1, len(ranked)) if ranked[rank] > float("-inf"))
+            yield one(picture, 0, rest)

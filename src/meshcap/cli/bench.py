@@ -1,0 +1,89 @@
+"""`meshcap bench`."""
+
+from __future__ import annotations
+
+import json as json_format
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from meshcap.cli import options
+
+if TYPE_CHECKING:
+    import torch
+
+    from meshcap.bench.measure import Row
+
+app = typer.Typer(help="Measure this machine. Example: meshcap bench decode --threads 1", no_args_is_help=True)
+
+Pictures = Annotated[list[int] | None, typer.Option(help="Pictures in a batch; may be given several times.")]
+Repeat = Annotated[int, typer.Option(min=1, help="Measured runs; the median counts.")]
+
+
+@app.command("decode")
+def decode(
+    pictures: Pictures = None,
+    beams: Annotated[int, typer.Option(min=1, help="Beams.")] = 5,
+    length: Annotated[int, typer.Option(min=2, max=54, help="Words of each caption.")] = 20,
+    repeat: Repeat = 10,
+    compare: Annotated[int, typer.Option(min=1, help="Pictures captioned to count equal captions.")] = 50,
+    device: options.Device = "auto",
+    threads: options.Threads = 1,
+    seed: options.Seed = 0,
+    json: options.Json = False,
+) -> None:
+    """Time beam search with an M² of the paper's sizes (random weights).
+
+    Example: meshcap bench decode --pictures 1 --pictures 250 --device cuda
+    """
+    from meshcap.bench.decode import bench_decode
+
+    where, _ = options.apply(device, "auto", threads, seed)
+    counts = tuple(pictures or ((1, 250) if where.type == "cuda" else (1,)))
+    rows = bench_decode(
+        where, pictures=counts, beams=beams, length=length, repeat=repeat, compare=compare, seed=seed or 0
+    )
+    tell("Beam search", rows, where, json)
+
+
+@app.command("train-step")
+def train_step(
+    pictures: Pictures = None,
+    captions: Annotated[int, typer.Option(min=1, help="Captions of each picture.")] = 5,
+    length: Annotated[int, typer.Option(min=2, max=54, help="Words of each caption.")] = 20,
+    repeat: Repeat = 10,
+    compiled: Annotated[bool, typer.Option(help="Compile the step (CUDA only, by default).")] = True,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
+    seed: options.Seed = 0,
+    json: options.Json = False,
+) -> None:
+    """Time a cross-entropy step with an M² of the paper's sizes: forward, backward and AdamW, dropout on.
+
+    Example: meshcap bench train-step --pictures 512 --pictures 1024 --device cuda
+    """
+    from meshcap.bench.train_step import bench_train_step
+
+    where, _ = options.apply(device, "auto", threads, seed)
+    counts = tuple(pictures or ((256, 512, 1024) if where.type == "cuda" else (10,)))
+    rows = bench_train_step(
+        where,
+        pictures=counts,
+        captions=captions,
+        length=length,
+        repeat=repeat if where.type == "cuda" else min(repeat, 3),
+        compiled=compiled and where.type == "cuda",
+        seed=seed or 0,
+    )
+    tell("Training step", rows, where, json)
+
+
+def tell(title: str, rows: list[Row], where: torch.device, json: bool) -> None:
+    from dataclasses import asdict
+
+    from meshcap.bench.measure import machine, show
+
+    if json:
+        typer.echo(json_format.dumps({"machine": machine(where), "rows": [asdict(row) for row in rows]}))
+    else:
+        show(f"{title}: {machine(where)}", rows)

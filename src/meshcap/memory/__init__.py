@@ -1,0 +1,5 @@
+"""Ways of remembering."""
+
+from meshcap.memory.slots import MemorySlots
+
+__all__ = ["MemorySlots"]

@@ -1,0 +1,367 @@
+"""M², the Meshed-Memory Transformer (Cornia et al., CVPR 2020), top to bottom.
+
+- The encoder refines a *set* of regions: no positions, but each region's own box is embedded (setting `boxes`).
+- Its self-attention also looks at learned slots (`meshcap.memory`); the output of every layer, a level, is kept.
+- The decoder attends to all levels with one shared cross-attention; a gate for each level and number decides how much
+  of it passes (`mesh="full"`). The paper's ablations are settings: `mesh`, `gates`, `slots`.
+- Post-norm residuals, ReLU feed-forwards, sinusoidal positions, unscaled embeddings, an untied output without bias.
+- All captions of a picture are read together: keys and values of its regions are projected once, never per caption
+  or per beam.
+
+B pictures, N regions, L levels, S captions or W hypotheses of each picture, T words, D model width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from meshcap.attention import (
+    CrossAttention,
+    HistoryCache,
+    SelfAttention,
+    State,
+    additive_mask,
+    empty_history,
+    reorder_history,
+)
+from meshcap.errors import MeshcapError
+from meshcap.memory import MemorySlots
+from meshcap.models.boxes import BoxEmbedding
+from meshcap.models.norm import Norm
+from meshcap.models.output import Output
+from meshcap.models.pretrained import CaptionModel, ModelConfig
+from meshcap.regions import Regions
+
+Mesh = Literal["full", "last", "one-to-one"]
+Trace = dict[str, list[Tensor]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class M2Config(ModelConfig):
+    """Every setting of an M². The defaults are the paper's."""
+
+    encoder_layers: int = 3
+    decoder_layers: int = 3
+    slots: int = 40
+    mesh: Mesh = "full"
+    gates: Literal["sigmoid", "softmax"] = "sigmoid"
+    # Pictures with fewer regions are filled up to this many with zeros that are looked at like real regions: what
+    # the public implementation's mask amounts to, and what its checkpoints were trained with.
+    attend_padding: int = 0
+
+    def check(self) -> None:
+        super().check()
+        self.expect_one_of("mesh", ("full", "last", "one-to-one"))
+        self.expect_one_of("gates", ("sigmoid", "softmax"))
+        self.expect_at_least(encoder_layers=1, decoder_layers=1, slots=0, attend_padding=0)
+        if self.mesh == "one-to-one" and self.encoder_layers != self.decoder_layers:
+            raise MeshcapError(
+                f"mesh 'one-to-one' joins equal stacks, and there are {self.encoder_layers} encoder and "
+                f"{self.decoder_layers} decoder layers"
+            )
+        if self.attend_padding and self.boxes:
+            raise MeshcapError("attend_padding fills up with regions that have no box: set boxes to false")
+
+
+class FeedForward(nn.Module):
+    """LN(x + W₂ relu(W₁ x)), the same for every position."""
+
+    def __init__(self, config: M2Config):
+        super().__init__()
+        self.expand = nn.Linear(config.d_model, config.d_ff)
+        self.contract = nn.Linear(config.d_ff, config.d_model)
+        self.norm = Norm(config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x + self.dropout(self.contract(self.dropout(F.relu(self.expand(x))))))
+
+
+class EncoderLayer(nn.Module):
+    """Memory-augmented self-attention, then a feed-forward."""
+
+    def __init__(self, config: M2Config):
+        super().__init__()
+        memory = MemorySlots(config.slots, config.heads, config.head_width) if config.slots else None
+        self.attention = SelfAttention(config.d_model, config.heads, config.head_width, memory=memory)
+        self.norm = Norm(config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+        self.feed_forward = FeedForward(config)
+
+    def forward(self, x: Tensor, mask: Tensor | None, trace: Trace | None = None) -> Tensor:
+        if trace is None:
+            found = self.attention(x, mask=mask)
+        else:
+            found, weights = self.attention.openly(x, mask=mask)
+            trace["encoder"].append(weights)  # (B, H, N, N + slots)
+        return self.feed_forward(self.norm(x + self.dropout(found)))
+
+
+class Encoder(nn.Module):
+    """Regions to levels."""
+
+    def __init__(self, config: M2Config):
+        super().__init__()
+        self.project = nn.Linear(config.d_input, config.d_model)
+        self.box = BoxEmbedding(config.d_model) if config.boxes else None
+        self.norm = Norm(config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
+        self.slots = config.slots
+
+    def forward(self, regions: Regions, trace: Trace | None = None) -> Tensor:
+        """Every layer's output, (L, B, N, D)."""
+        x = self.project(regions.features.to(self.norm.weight.dtype))
+        if self.box is not None:
+            x = x + self.box(regions.boxes)
+        x = self.norm(self.dropout(F.relu(x)))  # (B, N, D)
+        mask = None
+        if regions.mask is not None:  # padded regions are hidden, slots never are
+            mask = additive_mask(F.pad(regions.mask, (0, self.slots), value=True), x.dtype)[:, None, None]
+        levels = []
+        for layer in self.layers:
+            x = layer(x, mask, trace)
+            levels.append(x)
+        return torch.stack(levels)
+
+
+class Gates(nn.Module):
+    """α_i = σ(W_i [Y; C_i] + b_i), one number between 0 and 1 for each level, word and dimension.
+
+    W_i is kept as its two halves: the half that reads Y is one product for all levels.
+    """
+
+    def __init__(self, d_model: int, levels: int, kind: str):
+        super().__init__()
+        self.levels, self.kind = levels, kind
+        self.query = nn.Linear(d_model, levels * d_model)
+        self.context = nn.ModuleList(nn.Linear(d_model, d_model, bias=False) for _ in range(levels))
+
+    def forward(self, y: Tensor, context: Tensor) -> Tensor:
+        """y (B, Q, D), context (L, B, Q, D) -> α of the context's shape."""
+        from_query = self.query(y).unflatten(-1, (self.levels, -1)).movedim(-2, 0)  # (L, B, Q, D)
+        from_context = torch.stack([half(c) for half, c in zip(self.context, context, strict=True)])
+        scores = from_query + from_context
+        return scores.sigmoid() if self.kind == "sigmoid" else scores.softmax(0)
+
+
+class MeshedAttention(nn.Module):
+    """M(X̃, Y) = Σ α_i ⊙ C(X̃_i, Y): one cross-attention for all levels, weighed by gates.
+
+    With a single level there is nothing to weigh, and this is the plain cross-attention of a Transformer.
+    """
+
+    def __init__(self, config: M2Config):
+        super().__init__()
+        levels = config.encoder_layers if config.mesh == "full" else 1
+        self.cross = CrossAttention(config.d_model, config.heads, config.head_width)
+        self.norm = Norm(config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+        self.gates = Gates(config.d_model, levels, config.gates) if levels > 1 else None
+        # Independent gates add up to more than one level's worth; softmax gates add up to exactly one.
+        self.scale = levels**-0.5 if config.gates == "sigmoid" else 1.0
+
+    def forward(
+        self, y: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, trace: Trace | None = None
+    ) -> Tensor:
+        """y (B, Q, D); keys and values (L·B, H, N, d) of the levels; mask (L·B, 1, 1, N)."""
+        if trace is None:
+            found = self.cross(y, keys, values, mask=mask)  # (L, B, Q, D)
+        else:
+            found, weights = self.cross.openly(y, keys, values, mask=mask)
+            trace["regions"].append(weights.mean(2))  # (L, B, Q, N)
+        context = self.norm(y + self.dropout(found))
+        if self.gates is None:
+            if trace is not None:
+                trace["gates"].append(torch.ones_like(context[..., 0]))
+            return context[0]
+        alpha = self.gates(y, context)
+        if trace is not None:
+            trace["gates"].append(alpha.mean(-1))  # (L, B, Q)
+        return (alpha * context).sum(0) * self.scale
+
+
+class DecoderLayer(nn.Module):
+    """Self-attention over the words so far, meshed attention to the picture, a feed-forward."""
+
+    def __init__(self, config: M2Config):
+        super().__init__()
+        self.attention = SelfAttention(config.d_model, config.heads, config.head_width)
+        self.norm = Norm(config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+        self.mesh = MeshedAttention(config)
+        self.feed_forward = FeedForward(config)
+
+    def remember(self, y: Tensor, words: Tensor) -> Tensor:
+        return self.norm(y + self.dropout(words))
+
+    def look(self, y: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, trace: Trace | None = None) -> Tensor:
+        return self.feed_forward(self.mesh(y, keys, values, mask, trace))
+
+
+class Decoder(nn.Module):
+    """Levels and the words so far to the next word's log-probabilities."""
+
+    positions: Tensor
+
+    def __init__(self, config: M2Config):
+        super().__init__()
+        self.mesh = config.mesh
+        self.words = nn.Embedding(config.vocab_size, config.d_model)
+        self.register_buffer("positions", sinusoids(config.max_length + 1, config.d_model))
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
+        self.output = Output(config.d_model, config.vocab_size, config.never_said)
+
+    def sources(self, levels: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values (G·B, H, N, d) of the levels that a layer looks at."""
+        if self.mesh == "last":
+            levels = levels[-1:]
+        elif self.mesh == "one-to-one":
+            levels = levels[layer : layer + 1]
+        return self.layer(layer).mesh.cross.project(levels.flatten(0, 1))
+
+    def layer(self, index: int) -> DecoderLayer:
+        layer = self.layers[index]
+        assert isinstance(layer, DecoderLayer)
+        return layer
+
+    def mask(self, levels: Tensor, visible: Tensor | None) -> Tensor | None:
+        """The additive mask (G·B, 1, 1, N) for `sources`."""
+        if visible is None:
+            return None
+        groups = len(levels) if self.mesh == "full" else 1
+        return additive_mask(visible, levels.dtype)[:, None, None].repeat(groups, 1, 1, 1)
+
+    def forward(self, levels: Tensor, visible: Tensor | None, ids: Tensor, trace: Trace | None = None) -> Tensor:
+        """Teacher-forced: ids (B, S, T) -> log-probabilities (B, S, T, V) of the word after each.
+
+        Captions are padded on the right, and a causal mask hides what comes later: padding needs no mask of its own.
+        """
+        pictures, captions, length = ids.shape
+        y = self.words(ids) + self.positions[1 : length + 1]  # (B, S, T, D)
+        y = y.flatten(1, 2)  # every word of a picture's captions looks at that picture
+        mask = self.mask(levels, visible)
+        for index in range(len(self.layers)):
+            layer = self.layer(index)
+            words = y.view(pictures * captions, length, -1)
+            y = layer.remember(y, layer.attention(words, causal=True).view_as(y))
+            y = layer.look(y, *self.sources(levels, index), mask, trace)
+        return self.output(y, self.output.aligned() if y.is_cuda else None).unflatten(1, (captions, length))
+
+    def step(self, ids: Tensor, state: State) -> Tensor:
+        """One word further: ids (B, W) -> log-probabilities (B, W, V); `state` advances in place."""
+        y = self.words(ids) + self.positions.index_select(0, state["step"] + 1)  # (B, W, D)
+        cache = HistoryCache.open(state, y.dtype)
+        mask = state.get("regions_visible")
+        for index in range(len(self.layers)):
+            layer = self.layer(index)
+            y = layer.remember(y, layer.attention.cached(y, cache, index))
+            y = layer.look(y, state[f"region_keys.{index}"], state[f"region_values.{index}"], mask)
+        state["step"] += 1
+        return self.output(y, (state["output_weight"], state["output_bias"]) if y.is_cuda else None)
+
+
+class M2(CaptionModel):
+    """The captioner. See `meshcap.decoding.protocol` for what its methods promise."""
+
+    name = "m2"
+    config_class = M2Config
+    config: M2Config
+
+    def __init__(self, config: M2Config):
+        super().__init__(config)
+        self.encoder = Encoder(config)
+        self.decoder = Decoder(config)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Xavier for matrices; words as loud as the sinusoidal positions they are added to; slots by themselves."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, MemorySlots):
+                module.reset_parameters()
+        nn.init.normal_(self.decoder.words.weight, std=2**-0.5)
+
+    def encode(self, regions: Regions, trace: Trace | None = None) -> State:
+        regions.expect(width=self.config.d_input, boxes=self.config.boxes)
+        if self.config.attend_padding:
+            regions = regions.padded_to(self.config.attend_padding)
+        encoded = {"levels": self.encoder(regions, trace)}
+        if regions.mask is not None:
+            encoded["visible"] = regions.mask
+        return encoded
+
+    def start(self, encoded: State, *, width: int, length: int) -> State:
+        self.expect_length(length)
+        levels = encoded["levels"]
+        state = empty_history(
+            layers=self.config.decoder_layers,
+            pictures=levels.shape[1],
+            width=width,
+            length=length,
+            heads=self.config.heads,
+            d_head=self.config.head_width,
+            device=levels.device,
+            dtype=levels.dtype,
+        )
+        for layer in range(self.config.decoder_layers):
+            state[f"region_keys.{layer}"], state[f"region_values.{layer}"] = self.decoder.sources(levels, layer)
+        mask = self.decoder.mask(levels, encoded.get("visible"))
+        if mask is not None:
+            state["regions_visible"] = mask
+        if levels.is_cuda:
+            weight, bias = self.decoder.output.aligned()
+            state["output_weight"], state["output_bias"] = weight, bias.to(weight.dtype)
+        return state
+
+    def step(self, ids: Tensor, state: State) -> Tensor:
+        return self.decoder.step(ids, state)
+
+    def reorder(self, state: State, parents: Tensor) -> None:
+        reorder_history(state, parents)
+
+    def forward(self, regions: Regions, ids: Tensor, *, attention: bool = False) -> Tensor | tuple[Tensor, State]:
+        self.expect_length(ids.shape[-1])
+        captions = ids if ids.dim() == 3 else ids[:, None]  # (B, S, T)
+        trace: Trace | None = {"encoder": [], "regions": [], "gates": []} if attention else None
+        encoded = self.encode(regions, trace)
+        levels = encoded["levels"]
+        log_probs = self.decoder(levels, encoded.get("visible"), captions, trace).view(*ids.shape, -1)
+        if trace is None:
+            return log_probs
+        return log_probs, seen(trace, regions=levels.shape[2], shape=ids.shape[1:])
+
+
+def seen(trace: Trace, *, regions: int, shape: torch.Size) -> dict[str, Tensor]:
+    """What the attention weights of one pass say, in a few tensors (`shape` is (T,) or (S, T)).
+
+    - words (B, *shape, N): how much each word looked at each region, levels weighed by their gates, layers averaged;
+    - gates (layers, L, B, *shape): how open each level's gate was;
+    - memory (layers, B, N): the share of each region's attention that the slots took, in each encoder layer.
+    """
+    looks = torch.stack(trace["regions"])  # (layers, L, B, Q, N)
+    gates = torch.stack(trace["gates"])  # (layers, L, B, Q)
+    shares = gates / gates.sum(1, keepdim=True).clamp_min(1e-9)
+    words = (looks * shares[..., None]).sum(1).mean(0)
+    memory = torch.stack([weights[..., regions:].sum(-1).mean(1) for weights in trace["encoder"]])
+    return {"words": words.unflatten(1, shape), "gates": gates.unflatten(-1, shape), "memory": memory}
+
+
+def sinusoids(rows: int, width: int) -> Tensor:
+    """The Transformer's positions; row 0 belongs to padding and is zero, words start at row 1."""
+    place = torch.arange(rows, dtype=torch.float64)[:, None]
+    rate = torch.exp(torch.arange(0, width, 2, dtype=torch.float64) * (-math.log(10000.0) / width))
+    table = torch.zeros(rows, width, dtype=torch.float64)
+    table[:, 0::2] = torch.sin(place * rate)
+    table[:, 1::2] = torch.cos(place * rate)[:, : width // 2]
+    table[0] = 0
+    return table.float()

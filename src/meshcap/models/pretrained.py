@@ -1,0 +1,280 @@
+"""What all captioning models share: their settings, and how they are written to and read from a folder.
+
+A model folder holds `config.json` (the settings and the model's name) and `model.safetensors`. Reading one executes
+no code of the folder's, and a file that does not fit is refused with its first mismatch.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self, overload
+
+import torch
+from huggingface_hub import ModelHubMixin, hf_hub_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from meshcap.attention import State
+from meshcap.errors import MeshcapError
+from meshcap.files import write_beside
+from meshcap.regions import Regions
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The settings that every captioning model has."""
+
+    vocab_size: int
+    d_input: int = 2048  # numbers of a region
+    d_model: int = 512
+    heads: int = 8
+    d_head: int | None = None  # None: d_model / heads
+    d_ff: int = 2048
+    dropout: float = 0.1
+    max_length: int = 54  # words of a caption, <eos> included
+    boxes: bool = True  # embed each region's own box
+    unk: int = 0
+    pad: int = 1
+    bos: int = 2
+    eos: int = 3
+    never: tuple[int, ...] | None = None  # ids a caption never contains; None: <pad> and <bos>
+
+    def __post_init__(self) -> None:
+        if isinstance(self.never, list):  # as JSON has it
+            object.__setattr__(self, "never", tuple(self.never))
+        self.check()
+
+    @property
+    def head_width(self) -> int:
+        return self.d_head or self.d_model // self.heads
+
+    @property
+    def never_said(self) -> tuple[int, ...]:
+        return (self.pad, self.bos) if self.never is None else self.never
+
+    def check(self) -> None:
+        """Refuse settings that cannot work.
+
+        Raises:
+            MeshcapError: naming the setting, its value and what is expected.
+        """
+        self.expect_at_least(vocab_size=5, d_input=1, d_model=2, heads=1, d_ff=1, max_length=2)
+        if self.d_head is not None:
+            self.expect_at_least(d_head=1)
+        elif self.d_model % self.heads:
+            raise MeshcapError(
+                f"d_model is {self.d_model}, expected a multiple of heads = {self.heads} (or set d_head)"
+            )
+        if not isinstance(self.dropout, int | float) or not 0 <= self.dropout < 1:
+            raise MeshcapError(f"dropout is {self.dropout!r}, expected a share from 0 to below 1")
+        if not isinstance(self.boxes, bool):
+            raise MeshcapError(f"boxes is {self.boxes!r}, expected true or false")
+        specials = (self.unk, self.pad, self.bos, self.eos)
+        if not self.has_words(specials) or len(set(specials)) < 4:
+            raise MeshcapError(
+                f"special ids {specials} are not four different ids of a vocabulary of {self.vocab_size}"
+            )
+        if not self.has_words(self.never_said):
+            raise MeshcapError(f"never is {self.never!r}, expected ids of a vocabulary of {self.vocab_size}")
+        if self.eos in self.never_said:
+            raise MeshcapError(f"never contains {self.eos}, the id that ends a caption: no caption could end")
+
+    def has_words(self, ids: object) -> bool:
+        return isinstance(ids, tuple) and all(isinstance(one, int) and 0 <= one < self.vocab_size for one in ids)
+
+    def expect_at_least(self, **least: int) -> None:
+        for name, value in least.items():
+            given = getattr(self, name)
+            if not isinstance(given, int) or isinstance(given, bool) or given < value:
+                raise MeshcapError(f"{name} is {given!r}, expected a whole number of at least {value}")
+
+    def expect_one_of(self, name: str, choices: tuple[str, ...]) -> None:
+        if getattr(self, name) not in choices:
+            raise MeshcapError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(choices)}")
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, settings: dict[str, Any]) -> Self:
+        known = {field.name for field in fields(cls)}
+        for name in settings:
+            if name not in known:
+                raise MeshcapError(
+                    f"unknown setting {name!r} for {cls.__name__}: was the model made by a newer meshcap?"
+                )
+        if "vocab_size" not in settings:
+            raise MeshcapError("the settings say no vocab_size, and a model cannot be built without")
+        return cls(**settings)
+
+
+CARD = """---
+{{ card_data }}
+---
+
+A captioning model of [meshcap](https://pypi.org/project/meshcap/). Read it with `meshcap.load("…")`, or with
+`meshcap.Captioner.from_pretrained("…")` where a vocabulary lies beside it.
+"""
+
+
+class CaptionModel(
+    nn.Module,
+    ModelHubMixin,
+    library_name="meshcap",
+    license="apache-2.0",
+    pipeline_tag="image-to-text",
+    tags=["image-captioning"],
+    model_card_template=CARD,
+):
+    """Base of all captioning models. Subclasses name themselves and their settings."""
+
+    name: ClassVar[str]
+    config_class: ClassVar[type[ModelConfig]]
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.config = config
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(p.dtype for p in self.parameters() if p.is_floating_point())
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    # What a captioner does; `meshcap.decoding.protocol` says what each method promises.
+    def encode(self, regions: Regions) -> State:
+        raise NotImplementedError
+
+    def start(self, encoded: State, *, width: int, length: int) -> State:
+        raise NotImplementedError
+
+    def step(self, ids: Tensor, state: State) -> Tensor:
+        raise NotImplementedError
+
+    def reorder(self, state: State, parents: Tensor) -> None:
+        raise NotImplementedError
+
+    @overload
+    def __call__(self, regions: Regions, ids: Tensor, *, attention: Literal[False] = ...) -> Tensor: ...
+    @overload
+    def __call__(self, regions: Regions, ids: Tensor, *, attention: Literal[True]) -> tuple[Tensor, State]: ...
+    def __call__(self, regions: Regions, ids: Tensor, *, attention: bool = False) -> Any:
+        return super().__call__(regions, ids, attention=attention)
+
+    def expect_length(self, length: int) -> None:
+        if not 1 <= length <= self.config.max_length:
+            raise MeshcapError(
+                f"captions of {length} words were asked for, this model can say 1 to {self.config.max_length}"
+            )
+
+    def save_pretrained(
+        self,
+        save_directory: str | Path,
+        *,
+        push_to_hub: bool = False,
+        repo_id: str | None = None,
+        model_card_kwargs: dict[str, Any] | None = None,
+        config: Any = None,  # the mixin hands it around; ours is the model's own
+        **hub: Any,
+    ) -> str | None:
+        """Write a model folder. (The mixin would begin by deleting the settings of the model that is there.)"""
+        folder = Path(save_directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._save_pretrained(folder)
+        card = folder / "README.md"
+        if not card.exists():
+            self.generate_model_card(**(model_card_kwargs or {})).save(card)
+        if not push_to_hub:
+            return None
+        return self.push_to_hub(repo_id or folder.name, model_card_kwargs=model_card_kwargs, **hub)
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        settings = json.dumps({"model": self.name, **self.config.to_dict()}, indent=2) + "\n"
+        weights = {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
+        write_beside(save_directory / WEIGHTS, lambda path: write_weights(weights, path))
+        write_beside(save_directory / CONFIG, lambda path: path.write_text(settings, encoding="utf-8"))
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **hub: Any) -> Self:
+        """Read a model folder or a model on the hub. (The mixin reads settings first and tells mistakes its way.)"""
+        return cls._from_pretrained(model_id=str(pretrained_model_name_or_path), **hub)
+
+    @classmethod
+    def _from_pretrained(cls, *, model_id: str, **hub: Any) -> Self:
+        hub = {
+            key: hub[key]
+            for key in ("revision", "cache_dir", "force_download", "local_files_only", "token")
+            if key in hub
+        }
+        settings = read_config(find_file(model_id, CONFIG, **hub))
+        name = settings.pop("model", None)
+        if name != cls.name:
+            raise MeshcapError(
+                f"{model_id} holds a model {name!r}, and {cls.__name__} reads {cls.name!r}: use meshcap.load"
+            )
+        model = cls(cls.config_class.from_dict(settings))
+        fill(model, find_file(model_id, WEIGHTS, **hub))
+        return model.eval()
+
+
+def write_weights(weights: dict[str, Tensor], path: Path) -> None:
+    try:
+        save_file(weights, path, metadata={"format": "pt"})
+    except SafetensorError as error:  # a full disk, say: an OSError by another name
+        raise OSError(str(error)) from error
+
+
+def find_file(model_id: str | Path, filename: str, **hub: Any) -> Path:
+    """A file of a model folder, or of a model on the Hugging Face hub."""
+    folder = Path(model_id)
+    if folder.is_dir():
+        path = folder / filename
+        if not path.is_file():
+            raise MeshcapError(f"{folder} has no {filename}: expected a model folder as save_pretrained writes it")
+        return path
+    if folder.exists():
+        raise MeshcapError(f"{folder} is a file, expected a model folder with {CONFIG} and {WEIGHTS}")
+    try:
+        return Path(hf_hub_download(str(model_id), filename, **hub))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise MeshcapError(
+            f"no model {str(model_id)!r}: neither a folder here nor found on the hub ({reason})"
+        ) from error
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise MeshcapError(f"{path} is not readable JSON ({error}): expected the settings of a model") from error
+    if not isinstance(settings, dict):
+        raise MeshcapError(f"{path} holds a {type(settings).__name__}, expected an object with the settings of a model")
+    return settings
+
+
+def fill(model: nn.Module, path: Path) -> None:
+    """Read weights into a model; refuse a file that does not fit, naming the first mismatch, before any is changed."""
+    expected = model.state_dict()
+    try:
+        with safe_open(path, framework="pt") as file:
+            given = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    except (SafetensorError, OSError) as error:
+        raise MeshcapError(f"{path} is not a readable safetensors file ({error}): truncated or corrupted?") from error
+    for name, tensor in expected.items():
+        if name not in given:
+            raise MeshcapError(f"{path} lacks {name} {tuple(tensor.shape)}, which the settings beside it call for")
+        if given[name].shape != tensor.shape:
+            raise MeshcapError(f"{path} has {name} of shape {tuple(given[name].shape)}, expected {tuple(tensor.shape)}")
+    for name in given:
+        if name not in expected:
+            raise MeshcapError(f"{path} has {name}, which the settings beside it do not call for")
+    model.load_state_dict(given)

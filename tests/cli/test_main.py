@@ -1,0 +1,120 @@
+"""What every command may rely on: exit codes, one-line errors, registration."""
+
+import os
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+import typer
+
+from meshcap import cli
+from meshcap.errors import MeshcapError
+
+
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A module of commands made for these tests; what is set on it as x is the command x once registered."""
+    module = ModuleType("commands_for_tests")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(cli, "COMMANDS", {name: f"{module.__name__}:{name}" for name in ("one", "two")})
+    return module
+
+
+def leave(*words: str) -> int:
+    with pytest.raises(SystemExit) as left:
+        cli.main(words)
+    return int(left.value.code or 0)
+
+
+def test_command_runs(commands: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    def one(count: int) -> None:
+        """Count."""
+        print(count + 1)
+
+    commands.one = one  # `two` does not exist: only the command that is asked for is looked up
+    assert leave("one", "41") == 0
+    assert capsys.readouterr() == ("42\n", "")
+
+
+def test_command_with_sub_commands(commands: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    commands.two = typer.Typer(help="A group.")
+    commands.two.command("first")(lambda: print("first"))
+    commands.two.command("second")(lambda: print("second"))
+    assert leave("two", "second") == 0
+    assert capsys.readouterr().out == "second\n"
+
+
+def test_help_lists_every_command(commands: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    def one() -> None:
+        """Count the spoons."""
+
+    commands.one, commands.two = one, typer.Typer(help="Count the forks.")
+    commands.two.command("now")(one)
+    assert leave("--help") == 0
+    shown = capsys.readouterr().out
+    assert "Count the spoons." in shown
+    assert "Count the forks." in shown
+    assert cli.EXAMPLE in shown
+
+
+def test_mistake_is_one_line_and_code_2(commands: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    def one() -> None:
+        raise MeshcapError("no file 'a [b].jpg'\nexpected a picture")
+
+    commands.one = one
+    assert leave("one") == 2
+    assert capsys.readouterr() == ("", "error: no file 'a [b].jpg' expected a picture\n")
+
+
+@pytest.mark.parametrize("words", [("nonesuch",), ("--nonesuch",), ("one", "--nonesuch"), ("one", "word"), ()])
+def test_misuse_is_code_2(commands: ModuleType, words: tuple[str, ...]) -> None:
+    def one(count: int) -> None:
+        """Count."""
+
+    commands.one, commands.two = one, one
+    assert leave(*words) == 2
+
+
+def test_interrupt_is_code_130(commands: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    def one() -> None:
+        raise KeyboardInterrupt
+
+    commands.one = one
+    assert leave("one") == 130
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_bug_keeps_its_traceback() -> None:
+    script = (
+        "import sys, types; from meshcap import cli\n"
+        "def one(): return 1 / 0\n"
+        "sys.modules['bug'] = types.SimpleNamespace(one=one); cli.COMMANDS['one'] = 'bug:one'; cli.main(['one'])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("Traceback (most recent call last)")
+    assert done.stderr.endswith("ZeroDivisionError: division by zero\n")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["found out when leaving", "found out when printing"])
+def test_reader_that_went_away_is_no_error(unbuffered: str) -> None:
+    script = (
+        "import sys, types; from meshcap import cli\n"
+        "def one(): print('x')\n"
+        "sys.modules['pipe'] = types.SimpleNamespace(one=one); cli.COMMANDS['one'] = 'pipe:one'; cli.main(['one'])"
+    )
+    env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", script], stdout=pipe, stderr=pipe, text=True, env=env) as command:
+        assert command.stdout is not None
+        assert command.stderr is not None
+        command.stdout.close()
+        assert command.stderr.read() == ""
+    assert command.returncode == 1
+
+
+def test_registered_commands_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in cli.COMMANDS:
+        assert leave(name, "--help") == 0
+        assert "xample" in capsys.readouterr().out, f"meshcap {name} --help shows no example"

@@ -1,0 +1,47 @@
+"""Rules that hold for every test, and what several rooms test with."""
+
+import sys
+
+import pytest
+
+
+def pytest_configure() -> None:
+    from hypothesis import settings
+
+    # The same examples every time: a failure is a change in the code, never luck. Nothing is timed.
+    settings.register_profile("meshcap", derandomize=True, deadline=None, max_examples=30)
+    settings.load_profile("meshcap")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    gpu_tests = [item for item in items if item.get_closest_marker("gpu")]
+    if not gpu_tests:
+        return
+    import torch  # only now: a run without gpu tests need not wait for it
+
+    if not torch.cuda.is_available():
+        for item in gpu_tests:
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "captioner" in metafunc.fixturenames:
+        import tiny
+
+        metafunc.parametrize("captioner", tiny.names(), indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def same_numbers() -> None:
+    """Where torch is in use: the same random numbers for every test, and one thread, since tests run side by side."""
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
+        torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def captioner(request: pytest.FixtureRequest):
+    """Each registered captioner and each variant of M², tiny; shared, so only to look at."""
+    import tiny
+
+    return tiny.shared(request.param)

@@ -1,0 +1,128 @@
+"""Captioner: regions in, sentences out."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import tiny
+from meshcap import Captioner, MeshcapError, Regions
+from meshcap.decoding import Beam, Greedy, Sample
+from meshcap.text import Vocabulary
+
+WORDS = ["<unk>", "<pad>", "<bos>", "<eos>", "a", "dog", "'s", "red", "ball", "of"]
+
+
+@pytest.fixture(scope="module")
+def speaker() -> Captioner:
+    return Captioner(tiny.build("m2", seed=10), Vocabulary(WORDS))
+
+
+def test_a_caption_tells_how_it_came_about(speaker: Captioner) -> None:
+    regions = tiny.pictures(3, 5, 4)
+    captions = speaker.caption(regions, n_best=3, max_length=9, attention=True)
+    assert len(captions) == 3
+    for caption, count in zip(captions, (3, 5, 4), strict=True):
+        assert caption.text == speaker.vocabulary.sentence(caption.words)
+        assert len(caption.log_probs) == len(caption.words) + caption.finished
+        assert caption.confidence == pytest.approx(
+            torch.tensor(caption.log_probs).mean().exp().item(), rel=1e-4
+        )  # the geometric mean of the words' probabilities
+        assert caption.score == pytest.approx(sum(caption.log_probs), abs=1e-4)
+        assert caption.score >= caption.alternatives[0].score >= caption.alternatives[1].score
+        assert caption.attention.shape == (len(caption.words), 5)
+        assert torch.allclose(caption.attention.sum(-1), torch.ones(len(caption.words)), atol=1e-5)
+        assert torch.all(caption.attention[:, count:] == 0)
+        assert "<unk>" not in caption.words
+
+
+def test_batches_change_nothing(speaker: Captioner) -> None:
+    regions = tiny.pictures(3, 5, 4, 2, 6)
+    together = speaker.caption(regions, max_length=9)
+    one_by_one = speaker.caption(regions, max_length=9, batch_size=1)
+    assert [c.words for c in together] == [c.words for c in one_by_one]
+
+
+def test_mention_and_avoid(speaker: Captioner) -> None:
+    regions = tiny.pictures(3, 5, 4, 6)
+    for caption in speaker.caption(regions, mention=["red ball", ["a", "dog"]], max_length=9):
+        assert caption.missing == 0
+        assert "red ball" in " ".join(caption.words)
+        assert {"a", "dog"} & set(caption.words)
+    said = {word for caption in speaker.caption(regions, max_length=9) for word in caption.words}
+    avoided = sorted(said)[0]
+    assert all(avoided not in c.words for c in speaker.caption(regions, avoid=[avoided], max_length=9))
+
+
+def test_what_cannot_be_mentioned_is_counted(speaker: Captioner) -> None:
+    (caption,) = speaker.caption(tiny.pictures(3), mention=["a", "dog", "red"], max_length=2)
+    assert caption.missing == 1
+
+
+def test_good_endings(speaker: Captioner) -> None:
+    regions = tiny.pictures(*range(1, 9))
+
+    def endings(**options: bool) -> list[str]:
+        captions = speaker.caption(regions, n_best=5, max_length=9, **options)
+        everyone = [one for caption in captions for one in (caption, *caption.alternatives)]
+        return [one.words[-1] for one in everyone if one.finished]
+
+    assert {"a", "of"} & set(endings())
+    assert endings(good_endings=True)
+    assert not {"a", "of"} & set(endings(good_endings=True))
+
+
+def test_strategies_are_passed_on(speaker: Captioner) -> None:
+    regions = tiny.pictures(3, 5)
+    greedy = speaker.caption(regions, strategy=Greedy(), max_length=9)
+    assert [c.words for c in greedy] == [c.words for c in speaker.caption(regions, strategy=Beam(1), max_length=9)]
+    drawn = speaker.caption(regions, strategy=Sample(4, seed=1), n_best=4, max_length=9)
+    assert drawn == speaker.caption(regions, strategy=Sample(4, seed=1), n_best=4, max_length=9)
+
+
+def test_round_trip_through_a_folder(speaker: Captioner, tmp_path: Path) -> None:
+    speaker.save_pretrained(tmp_path / "model")
+    again = Captioner.from_pretrained(tmp_path / "model")
+    regions = tiny.pictures(3, 5, 4)
+    before, after = (c.caption(regions, max_length=9) for c in (speaker, again))
+    assert [c.words for c in before] == [c.words for c in after]
+    # bfloat16 rounds, so only that it runs and speaks is promised
+    assert all(c.text for c in Captioner.from_pretrained(tmp_path / "model", dtype=torch.bfloat16).caption(regions))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mention": ["cat"]}, "cat"),
+        ({"avoid": ["dgo"]}, "dog"),  # the nearest known word is named
+        ({"mention": ["dog"], "strategy": Greedy()}, "beam search"),
+        ({"max_length": 99}, "at most 9"),
+        ({"min_length": 5, "max_length": 3}, "1 ≤ min ≤ max"),
+        ({"n_best": 6}, "keeps 5"),
+    ],
+)
+def test_mistakes_are_told(speaker: Captioner, options: dict, message: str) -> None:
+    with pytest.raises(MeshcapError, match=message) as told:
+        speaker.caption(tiny.pictures(3), **{"max_length": 9, **options})
+    assert "\n" not in str(told.value)
+
+
+def test_regions_that_do_not_fit(speaker: Captioner) -> None:
+    boxes = torch.rand(1, 3, 4)
+    with pytest.raises(MeshcapError, match="7 numbers each, this model expects 6"):
+        speaker.caption(Regions(torch.zeros(1, 3, 7), boxes))
+    with pytest.raises(MeshcapError, match="without boxes"):
+        speaker.caption(Regions(torch.zeros(1, 3, 6)))
+    with pytest.raises(MeshcapError, match="picture 1 has features with NaN"):
+        speaker.caption(
+            Regions(torch.tensor([0.0, float("nan")])[:, None, None].expand(2, 3, 6), boxes.expand(2, 3, 4))
+        )
+    with pytest.raises(MeshcapError, match="zero regions"):
+        speaker.caption(Regions(torch.zeros(1, 3, 6), boxes, torch.zeros(1, 3, dtype=torch.bool)))
+
+
+def test_a_vocabulary_of_another_size_is_refused() -> None:
+    with pytest.raises(MeshcapError, match=r"9 words and the model was made for 10"):
+        Captioner(tiny.build("m2"), Vocabulary(WORDS[:-1]))
+    with pytest.raises(MeshcapError, match="<unk> is word 1 of the vocabulary and 0 of the model"):
+        Captioner(tiny.build("m2"), Vocabulary(["<pad>", "<unk>", *WORDS[2:]]))
