@@ -35,9 +35,7 @@ def by_hand(query: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> tup
     return found, weights
 
 
-@given(
-    seed=st.integers(0, 1000), sizes=st.tuples(*[st.integers(1, 4)] * 4), masked=st.booleans(), causal=st.booleans()
-)
+@given(seed=st.integers(0, 1000), sizes=st.tuples(*[st.integers(1, 4)] * 4), masked=st.booleans(), causal=st.booleans())
 def test_attend(seed: int, sizes: tuple[int, int, int, int], masked: bool, causal: bool) -> None:
     torch.manual_seed(seed)
     batch, queries, count, width = sizes

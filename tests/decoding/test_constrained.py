@@ -24,6 +24,7 @@ CASES = {  # constraints, rules and length penalty
         Rules(max_length=6, min_length=4, no_repeat_ngram=2, banned=(8,), bad_endings=(5, 4)),
         0.5,
     ),
+    "an ending": ([[[7, 3], [8, 5, 3]], [[6]]], Rules(max_length=6), 0.0),
     "too much": ([[[4, 5]], [[6, 7]], [[8]]], Rules(max_length=3), 0.0),
 }
 cases = pytest.mark.parametrize(("constraints", "rules", "length_penalty"), CASES.values(), ids=CASES)
@@ -50,14 +51,16 @@ def test_one_beam_per_state() -> None:
         naive.expect_same(found, picture, naive.constrained(model, tiny.one(PICTURES, picture), constraints, 1, rules))
 
 
-def test_constraints_of_each_picture() -> None:
+@pytest.mark.parametrize("seed", range(4))
+def test_constraints_of_each_picture(seed: int) -> None:
     """With automata of different sizes side by side, each picture gets what it gets alone."""
-    model, rules = tiny.shared("m2"), Rules(max_length=6)
-    each = [[[[7]]], [[[9, 4], [5, 6]], [[8]]]]
-    found = decode(model, PICTURES, ConstrainedBeam(each, 3), rules, n_best=3)
+    model, rules, pictures = tiny.build("m2", seed=seed), Rules(max_length=5), tiny.pictures(3, 6, 2)
+    each = [[[[7]]], [[[9, 4], [5, 6]], [[8]]], []]
+    strategy = ConstrainedBeam(each, 3)
+    found = decode(model, pictures, strategy, rules, n_best=strategy.width)
     for picture, constraints in enumerate(each):
-        captions = naive.constrained(model, tiny.one(PICTURES, picture), constraints, 3, rules)
-        naive.expect_same(found, picture, captions[:3])
+        captions = naive.constrained(model, tiny.one(pictures, picture), constraints, 3, rules)
+        naive.expect_same(found, picture, captions)
         assert found.satisfied[picture, 0] == len(constraints)
 
 

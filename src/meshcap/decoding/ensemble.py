@@ -53,7 +53,8 @@ class Ensemble:
         if not attention:
             return mean([member(regions, ids) for member in self.members])
         told = [member(regions, ids, attention=True) for member in self.members]
-        words = torch.stack([seen["words"] for _, seen in told]).mean(0)
+        # A member may have filled the pictures up with regions of its own: only those that were given are compared.
+        words = torch.stack([seen["words"][..., : regions.features.shape[1]] for _, seen in told]).mean(0)
         return mean([log_probs for log_probs, _ in told]), {"words": words}
 
 

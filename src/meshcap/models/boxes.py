@@ -18,13 +18,14 @@ class BoxEmbedding(nn.Module):
 
     def __init__(self, d_model: int, waves: int = 6):
         super().__init__()
-        self.register_buffer("frequencies", math.pi * 2.0 ** torch.arange(waves), persistent=False)
+        # Powers of two, which half precision holds exactly.
+        self.register_buffer("frequencies", 2.0 ** torch.arange(waves), persistent=False)
         self.linear = nn.Linear(4 * (1 + 2 * waves), d_model)
 
     def forward(self, boxes: Tensor) -> Tensor:
         """boxes (B, N, 4) as x1, y1, x2, y2 in 0-1 coordinates -> (B, N, D)."""
         low, high = boxes.float().chunk(2, dim=-1)
         place = torch.cat(((low + high) / 2, high - low), dim=-1)  # (B, N, 4)
-        phase = (place[..., None] * self.frequencies.float()).flatten(-2)  # (B, N, 4·waves)
+        phase = (math.pi * place[..., None] * self.frequencies.float()).flatten(-2)  # (B, N, 4·waves)
         waves = torch.cat((place, phase.sin(), phase.cos()), dim=-1)
         return self.linear(waves.to(self.linear.weight.dtype))
