@@ -75,3 +75,11 @@ def test_members_share_a_vocabulary() -> None:
         Ensemble([tiny.shared("m2"), tiny.shared("m2"), tiny.build("m2", eos=4)])
     with pytest.raises(MeshcapError, match="an ensemble of no models"):
         Ensemble([])
+
+
+def test_members_may_fill_pictures_up_differently() -> None:
+    members = [tiny.shared("m2-attend-padding"), tiny.build("m2-no-boxes", never=())]
+    seen = decode(Ensemble(members), tiny.pictures(3, 5), Beam(2), Rules(max_length=5), attention=True).attention
+    assert seen is not None
+    assert seen["words"].shape[-1] == 8
+    assert torch.allclose(seen["words"].sum(-1), torch.ones(2, 1, 5), atol=1e-5)

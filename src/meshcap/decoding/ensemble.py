@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from meshcap.decoding.protocol import Decodable, Settings, State
@@ -53,8 +54,9 @@ class Ensemble:
         if not attention:
             return mean([member(regions, ids) for member in self.members])
         told = [member(regions, ids, attention=True) for member in self.members]
-        # A member may have filled the pictures up with regions of its own: only those that were given are compared.
-        words = torch.stack([seen["words"][..., : regions.features.shape[1]] for _, seen in told]).mean(0)
+        looks = [seen["words"] for _, seen in told]
+        most = max(look.shape[-1] for look in looks)  # a member may have filled the pictures up with regions of its own
+        words = torch.stack([F.pad(look, (0, most - look.shape[-1])) for look in looks]).mean(0)
         return mean([log_probs for log_probs, _ in told]), {"words": words}
 
 
