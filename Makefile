@@ -13,7 +13,7 @@ PYTEST := $(TEST_ENV) $(PY) -m pytest -n 2
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: .venv/.demo ## caption the pictures in examples/ with the model that ships in the package
+demo: .venv/.demo ## train a small captioner on drawn scenes, caption unseen ones, write demo.png
 	@$(PY) -m meshcap.demo
 
 test: lint ## lint, types and the fast tests
@@ -26,9 +26,10 @@ lint: .venv/.dev ## ruff and mypy
 	@$(PY) -m ruff check
 	@$(PY) -m mypy
 
-bench: .venv/.demo ## print the performance tables
+bench: .venv/.dev ## print the performance tables
 	@.venv/bin/meshcap bench decode
 	@.venv/bin/meshcap bench train-step
+	@.venv/bin/meshcap bench score
 
 # Stamps: installed when the stamp is newer than what says what to install.
 $(PY):

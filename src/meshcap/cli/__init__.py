@@ -25,6 +25,8 @@ from meshcap.errors import MeshcapError
 COMMANDS: dict[str, str] = {
     "caption": "meshcap.cli.caption:caption",
     "import-reference": "meshcap.cli.import_reference:import_reference",
+    "score": "meshcap.cli.score:score",
+    "tokenize": "meshcap.cli.tokenize:tokenize",
     "bench": "meshcap.cli.bench:app",
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_format
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -76,6 +77,45 @@ def train_step(
         seed=seed or 0,
     )
     tell("Training step", rows, where, json)
+
+
+@app.command("score")
+def score(
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Karpathy's dataset_coco.json, or .json.gz.", show_default="made-up captions"),
+    ] = None,
+    pictures: Annotated[int, typer.Option(min=2, help="Test pictures to score.")] = 5000,
+    training: Annotated[
+        int | None,
+        typer.Option(
+            min=2, help="Training pictures for frequencies and rewards.", show_default="all, or 20000 made up"
+        ),
+    ] = None,
+    repeat: Repeat = 5,
+    compare: Annotated[bool, typer.Option(help="Time pycocoevalcap too, where it is installed.")] = True,
+    device: options.Device = "auto",
+    threads: options.Threads = 1,
+    seed: options.Seed = 0,
+    json: options.Json = False,
+) -> None:
+    """Time the tokenizer, the metrics and the rewards of self-critical training, beside pycocoevalcap.
+
+    Example: meshcap bench score --data dataset_coco.json.gz
+    """
+    from meshcap.bench.score import bench_score
+
+    where, _ = options.apply(device, "auto", threads, seed)
+    rows = bench_score(
+        where,
+        data=data,
+        pictures=pictures,
+        training=training or (20_000 if data is None else 10**9),
+        repeat=repeat,
+        compare=compare,
+        seed=seed or 0,
+    )
+    tell("Scores and rewards", rows, where, json)
 
 
 def tell(title: str, rows: list[Row], where: torch.device, json: bool) -> None:

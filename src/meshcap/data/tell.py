@@ -187,7 +187,7 @@ def _ordered(t: list[Thing], where: str, rng: random.Random) -> str | None:
 
 ONE: list[Template] = [
     lambda t, where, rng: f"{_noun(t[0], rng)} {where}",
-    lambda t, where, rng: f"there is {_noun(t[0], rng)} {where}",
+    lambda t, where, rng: f"there is {_noun(t[0], rng)} {_spot(t[0], rng)}",
     lambda t, where, rng: f"a picture of {_noun(t[0], rng)} {where}",
     lambda t, where, rng: f"{_noun(t[0], rng)} {_spot(t[0], rng)} of the picture",
     lambda t, where, rng: f"{where} , {_noun(t[0], rng)} {_spot(t[0], rng)}",

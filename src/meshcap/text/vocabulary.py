@@ -162,6 +162,12 @@ class Vocabulary:
             raise MeshcapError(f"id {number} is outside this vocabulary, expected 0-{len(self._words) - 1}")
         return self._words[number]
 
+    def tokens(self, caption: str) -> list[str]:
+        """Split a caption as the captions were that this vocabulary was built from: `encode(tokens(caption))`."""
+        from meshcap.text.tokenizers import tokenizer  # not above: it knows this file
+
+        return tokenizer(self.tokenizer)(caption)
+
     def encode(self, tokens: Sequence[str]) -> list[int]:
         """Ids of tokens, unknown ones as `<unk>`. Adds no `<bos>` or `<eos>`."""
         _refuse_string(tokens)

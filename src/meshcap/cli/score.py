@@ -1,0 +1,186 @@
+"""`meshcap score`."""
+
+from __future__ import annotations
+
+import csv
+import json as json_format
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from meshcap.cli import options
+from meshcap.errors import MeshcapError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rich.table import Table
+
+    from meshcap.metrics import Comparison, Result
+
+COUNTED = ("vocabulary", "length")  # of what is told about habits: these are numbers, the others shares or scores
+SCORES = ("Div-1", "Div-2", "mBLEU-4", "self-CIDEr")
+
+
+def score(
+    candidates: Annotated[Path, typer.Argument(help="Captions to score: JSON, JSONL, CSV or TSV, also gzipped.")],
+    references: Annotated[Path, typer.Option(help="What people said: COCO or Karpathy JSON, or as CANDIDATES.")],
+    against: Annotated[Path | None, typer.Option(help="Captions of another system, to compare with.")] = None,
+    metrics: Annotated[
+        str, typer.Option(help="Some of bleu, rouge-l, cider, cider-plain, meteor, spice between commas; or all.")
+    ] = "bleu,rouge-l,cider",
+    meteor: Annotated[bool, typer.Option("--meteor", help="METEOR too (Java, extra java-metrics).")] = False,
+    spice: Annotated[bool, typer.Option("--spice", help="SPICE too (Java 8 or 11, and CoreNLP's jars).")] = False,
+    tokenizer: Annotated[
+        Literal["ptb", "unicode", "char"], typer.Option(help="How to split captions into words; papers use ptb.")
+    ] = "ptb",
+    split: Annotated[
+        str | None, typer.Option(help="Of Karpathy's JSON; several with +, or all.", show_default="test")
+    ] = None,
+    subset: Annotated[bool, typer.Option("--subset", help="Score only pictures that have both.")] = False,
+    training: Annotated[Path | None, typer.Option(help="Training captions: count candidates not in there.")] = None,
+    objects: Annotated[Path | None, typer.Option(help="Objects in the pictures (COCO instances), for CHAIR.")] = None,
+    synonyms: Annotated[Path | None, typer.Option(help="CHAIR's own synonyms file, instead of ours.")] = None,
+    clip: Annotated[Path | None, typer.Option(help="A CLIP folder, for CLIPScore (extra hf).")] = None,
+    images: Annotated[Path | None, typer.Option(help="The folder of the pictures, for CLIPScore.")] = None,
+    bootstrap: Annotated[int, typer.Option(min=0, help="Resamples for the intervals; 0: none.")] = 1000,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of the resamples.")] = 0,
+    per_image: Annotated[Path | None, typer.Option(help="Write each picture's scores to this CSV file.")] = None,
+    json: options.Json = False,
+) -> None:
+    """Score captions as the field does: BLEU, ROUGE-L, CIDEr, with 95 % intervals and a signature.
+
+    Example: meshcap score results.json --references dataset_coco.json --against other.json
+    """
+    from rich.console import Console
+
+    from meshcap.metrics import compare, read_candidates, read_references
+    from meshcap.metrics import score as score_captions
+    from meshcap.metrics.hallucination import Synonyms, read_objects
+    from meshcap.metrics.readers import read_training
+
+    if synonyms and not objects:
+        raise MeshcapError("--synonyms is for CHAIR, which needs --objects")
+    if images and not clip:
+        raise MeshcapError("--images is for CLIPScore, which needs --clip")
+    if clip and not images:
+        raise MeshcapError("--clip needs --images, the folder of the pictures")
+    asked = [name.strip() for name in metrics.split(",") if name.strip()]
+    words = Synonyms.read(synonyms) if synonyms else Synonyms.ours()
+    said = read_candidates(candidates, split=split)
+    other = read_candidates(against, split=split) if against else None
+    told = read_references(references, split=split, like=said)
+    with Console(stderr=True).status("reading") as status:
+        settings = {
+            "tokenizer": tokenizer,
+            "metrics": asked + ["meteor"] * meteor + ["spice"] * spice,
+            "bootstrap": bootstrap,
+            "seed": seed,
+            "subset": subset,
+            "domains": told.domains,
+            "training": read_training(training) if training else None,
+            "objects": read_objects(objects, words) if objects else None,
+            "synonyms": words,
+            "clip": clip,
+            "images": images,
+            "files": told.files,
+            "tell": status.update,
+        }
+        if other is None:
+            comparison, result = None, score_captions(said, told.captions, **settings)  # type: ignore[arg-type]
+        else:
+            comparison = compare(said, other, told.captions, **settings)
+            result = comparison.first
+    warnings = [*told.warnings, *result.warnings]
+    if comparison:
+        warnings += [f"{against}: {line}" for line in comparison.second.warnings if line not in result.warnings]
+    for line in warnings:
+        typer.echo(f"warning: {line}", err=True)
+    if per_image:
+        _write_table(per_image, result, said)
+    if json:
+        found = (comparison or result).to_dict() | {"warnings": warnings}
+        typer.echo(json_format.dumps(found, ensure_ascii=False, allow_nan=False))
+        return
+    console = Console()
+    console.print(_differences(comparison) if comparison else _scores(result))
+    if result.domains:
+        console.print(_domains(result))
+    console.print(_habits([result, comparison.second] if comparison else [result]))
+    typer.echo(result.signature)
+
+
+def _scores(result: Result) -> Table:
+    table = _table("Scores × 100 (CIDEr is CIDEr-D)", ("metric", "score", "95 % interval"))
+    for name, value in result.scores.items():
+        table.add_row(name, f"{100 * value:.2f}", _span(result.intervals.get(name)))
+    return table
+
+
+def _differences(found: Comparison) -> Table:
+    head = ("metric", "A", "95 % interval", "B", "A − B", "95 % interval", "p")
+    table = _table("Scores × 100 (CIDEr is CIDEr-D), pictures resampled together", head)
+    for name, apart in found.differences.items():
+        mine, other = found.first.scores[name], found.second.scores[name]
+        table.add_row(
+            name,
+            f"{100 * mine:.2f}",
+            _span(found.first.intervals.get(name)),
+            f"{100 * other:.2f}",
+            f"{100 * apart.value:+.2f}",
+            _span(apart.interval, "+"),
+            "" if apart.p is None else f"{apart.p:.3f}",
+        )
+    return table
+
+
+def _domains(result: Result) -> Table:
+    heads = [f"{name} ({part['pictures']:,})" for name, part in result.domains.items()]
+    table = _table("Scores × 100 by domain", ("metric", *heads))
+    for name in result.scores:
+        table.add_row(name, *(f"{100 * part['scores'][name]:.2f}" for part in result.domains.values()))
+    return table
+
+
+def _habits(results: list[Result]) -> Table:
+    table = _table("What is said", ("", *("A", "B")[: len(results)]) if len(results) > 1 else ("", ""))
+    names = dict.fromkeys(name for result in results for name in result.diversity)
+    for name in names:
+        table.add_row(name, *(_habit(name, result.diversity.get(name)) for result in results))
+    return table
+
+
+def _habit(name: str, value: float | None) -> str:
+    if value is None:
+        return ""
+    if name.startswith(COUNTED):
+        return f"{value:,.0f}" if value.is_integer() else f"{value:,.2f}"
+    return f"{value:.3f}" if name in SCORES else f"{100 * value:.1f} %"
+
+
+def _table(title: str, heads: Iterable[str]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for place, head in enumerate(heads):
+        table.add_column(head, justify="right" if place else "left", no_wrap=True)
+    return table
+
+
+def _span(ends: tuple[float, float] | None, sign: str = "") -> str:
+    return "" if ends is None else f"{100 * ends[0]:{sign}.2f} – {100 * ends[1]:{sign}.2f}"
+
+
+def _write_table(path: Path, result: Result, captions: dict[str, list[str]]) -> None:
+    from meshcap.files import write_beside
+
+    def write(part: Path) -> None:
+        with open(part, "w", encoding="utf-8", newline="") as file:
+            rows = csv.writer(file)
+            rows.writerow(["id", "caption", *result.scores])
+            for id, scores in result.per_image.items():
+                rows.writerow([id, captions[id][0], *("" if value is None else value for value in scores.values())])
+
+    write_beside(path, write)

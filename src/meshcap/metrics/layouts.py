@@ -1,0 +1,263 @@
+"""The layouts that the field keeps captions in, and what to say of a file that is in none of them.
+
+COCO annotations and results, Karpathy's JSON, plain JSON, JSONL, CSV and TSV, any of them gzipped: what a file is, is
+seen from what it holds, and its name decides only between text formats. Ids are strings from here on, so that 42 in
+one file and "42" in another are the same picture.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import os
+import reprlib
+import zlib
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from meshcap.errors import MeshcapError
+
+# In the order of preference: where a record has several, "id" is often the caption's own number (COCO's is).
+ID_NAMES = ("image_id", "image", "file", "filename", "file_name", "cocoid", "imgid", "id")
+CAPTION_NAMES = ("caption", "captions")
+LAYOUTS = (
+    "COCO annotations or results, Karpathy's JSON, {id: caption} or {id: [captions]}, "
+    "or records with image_id (or image, file, id) and caption (or captions)"
+)
+
+
+@dataclass
+class Picture:
+    """A picture as a file tells of it."""
+
+    names: dict[str, str]  # kind of name -> name, the kind that the field uses first
+    captions: list[str]
+    domain: str | None = None  # nocaps'
+    split: str | None = None  # Karpathy's
+
+    @property
+    def id(self) -> str:
+        return next(iter(self.names.values()))
+
+
+def pictures(path: str | os.PathLike[str]) -> Iterator[Picture]:
+    """The pictures of a caption file. The same picture may come again with another caption.
+
+    Raises:
+        MeshcapError: the file is in no known layout.
+    """
+    kind, text = read_text(path)
+    if kind in (".csv", ".tsv"):
+        return _of_table(path, text, "\t" if kind == ".tsv" else ",")
+    if kind in (".jsonl", ".ndjson"):
+        return _of_records(path, _json_lines(path, text), "line")
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, json.JSONDecodeError) and error.msg == "Extra data":
+            return _of_records(path, _json_lines(path, text), "line")  # lines of JSON under another name
+        header = text.split("\n", 1)[0]
+        for mark in ("\t", ","):  # a table under another name, as Flickr's captions.txt
+            if kind != ".json" and _columns(header.split(mark)):
+                return _of_table(path, text, mark)
+        raise MeshcapError(f"{path} is not JSON ({_why(error)}), expected {LAYOUTS}") from None
+    return _of_json(path, data, text)
+
+
+def _of_json(path: object, data: object, text: str) -> Iterator[Picture]:
+    if isinstance(data, list):
+        return _of_records(path, enumerate(data, start=1), "entry")
+    if not isinstance(data, dict):
+        raise MeshcapError(f"{path} holds a JSON {type(data).__name__}, expected {LAYOUTS}")
+    images, annotations = data.get("images"), data.get("annotations")
+    if _objects(annotations):
+        return _of_coco(path, images if _objects(images) else [], annotations)
+    if _objects(images):
+        return _of_karpathy(path, images)
+    if _columns(data):
+        return _of_records(path, [(1, data)], "entry")
+    # json.loads keeps the last of two equal keys without a word.
+    twice: list[str] = []
+
+    def pairs(found: list[tuple[str, Any]]) -> None:
+        counts = Counter(key for key, _ in found)
+        twice[:] = [key for key, count in counts.items() if count > 1]
+
+    json.loads(text, object_pairs_hook=pairs)  # the outermost object comes last
+    if twice:
+        raise MeshcapError(f"{path}: picture {short(twice[0])} is there twice, expected once")
+    return _of_plain(path, data)
+
+
+def _of_plain(path: object, data: dict[str, Any]) -> Iterator[Picture]:
+    for id, value in data.items():
+        captions = [value] if isinstance(value, str) else value
+        if _objects(captions):  # {id: [{"caption": …}]}, as scripts around pycocoevalcap keep them
+            captions = [caption.get("caption") for caption in captions]
+        if not _strings(captions):
+            raise MeshcapError(f"{path}: {short(id)} has {reprlib.repr(value)}, expected {LAYOUTS}")
+        yield Picture({"id": _id(path, id, "a picture")}, list(captions))
+
+
+def _of_coco(path: object, images: list[dict[str, Any]], annotations: list[dict[str, Any]]) -> Iterator[Picture]:
+    known: dict[str, Picture] = {}
+    for number, image in enumerate(images, start=1):
+        id = _id(path, image.get("id"), f"image {number}")
+        file, domain = image.get("file_name"), image.get("domain")
+        names = {"id": id, "file_name": file} if isinstance(file, str) else {"id": id}
+        known[id] = Picture(names, [], domain=domain if isinstance(domain, str) else None)
+    more = []
+    for number, annotation in enumerate(annotations, start=1):
+        where = f"annotation {number}"
+        id = _id(path, annotation.get("image_id"), where)
+        caption = annotation.get("caption")
+        if not isinstance(caption, str):
+            raise MeshcapError(f"{path}: {where} has the caption {reprlib.repr(caption)}, expected a string")
+        if images and id not in known:
+            raise MeshcapError(f"{path}: {where} is of picture {short(id)}, which is not among its images")
+        # A second caption is a picture of its own here: more references, but one candidate too many.
+        if id in known and not known[id].captions:
+            known[id].captions.append(caption)
+        else:
+            more.append(Picture({"id": id}, [caption]))
+    yield from known.values()
+    yield from more
+
+
+def _of_karpathy(path: object, images: list[dict[str, Any]]) -> Iterator[Picture]:
+    seen = set()
+    for number, image in enumerate(images, start=1):
+        where = f"image {number}"
+        sentences, split = image.get("sentences"), image.get("split")
+        if not _objects(sentences) or not isinstance(split, str):
+            keys = ", ".join(map(str, image))
+            raise MeshcapError(f"{path}: {where} has the keys {keys or '(none)'}, expected {LAYOUTS}")
+        names: dict[str, str] = {}
+        names |= {kind: _id(path, image[kind], where) for kind in ("cocoid", "filename", "imgid") if kind in image}
+        captions = [sentence.get("raw") for sentence in sentences]
+        if not names or not _strings(captions):
+            raise MeshcapError(f"{path}: {where} lacks cocoid, filename and imgid, or a sentence lacks raw")
+        picture = Picture(names, captions, split=split)
+        if picture.id in seen:
+            raise MeshcapError(f"{path}: picture {short(picture.id)} is there twice, expected once")
+        seen.add(picture.id)
+        yield picture
+
+
+def _of_records(path: object, records: Iterable[tuple[int, object]], unit: str) -> Iterator[Picture]:
+    for number, record in records:
+        where = f"{unit} {number}"
+        columns = _columns(record) if isinstance(record, dict) else None
+        if not columns:
+            found = f"the keys {', '.join(map(str, record))}" if isinstance(record, dict) else reprlib.repr(record)
+            raise MeshcapError(f"{path}: {where} has {found}, expected {LAYOUTS}")
+        assert isinstance(record, dict)
+        value = record[columns[1]]
+        captions = [value] if isinstance(value, str) else value
+        others = record.get("alternatives")  # what `meshcap caption --n-best` writes beside the best one
+        if isinstance(captions, list) and _objects(others):
+            captions = captions + [other.get("caption") for other in others]
+        if not _strings(captions):
+            raise MeshcapError(f"{path}: {where} has the caption {reprlib.repr(value)}, expected a string or strings")
+        yield Picture({columns[0]: _id(path, record[columns[0]], where)}, list(captions))
+
+
+def _of_table(path: object, text: str, mark: str) -> Iterator[Picture]:
+    rows = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True)
+    try:
+        header = [name.strip().lower() for name in next(rows, [])]
+        columns = _columns(header)
+        if not columns:
+            raise MeshcapError(f"{path} has the columns {', '.join(header) or '(none)'}, expected {LAYOUTS}")
+        places = [header.index(name) for name in columns]
+        for row in rows:
+            if not row:  # an empty line, as many editors leave at the end
+                continue
+            if len(row) != len(header):
+                raise MeshcapError(
+                    f"{path}: line {rows.line_num} has {len(row)} fields and the header {len(header)}: "
+                    "a caption with a separator in it must be in quotes"
+                )
+            id = _id(path, row[places[0]], f"line {rows.line_num}")
+            yield Picture({columns[0]: id}, [row[places[1]]])
+    except csv.Error as error:
+        raise MeshcapError(f"{path}: line {rows.line_num} is not CSV ({error})") from None
+
+
+def read_text(path: str | os.PathLike[str]) -> tuple[str, str]:
+    """The file's suffix in small letters without .gz, and its text."""
+    try:
+        raw = Path(path).read_bytes()
+    except OSError as error:
+        raise MeshcapError(f"{path} cannot be read: {error.strerror or error}") from None
+    if raw[:2] == b"\x1f\x8b":
+        try:
+            raw = gzip.decompress(raw)
+        except (OSError, EOFError, zlib.error) as error:
+            raise MeshcapError(f"{path} is a damaged gzip file ({error}): truncated?") from None
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        found = f"byte {raw[error.start]:#04x} at {error.start:,}"
+        raise MeshcapError(f"{path} is not UTF-8 text ({found}), expected captions in UTF-8") from None
+    name = Path(path).name.lower().removesuffix(".gz")
+    return Path(name).suffix, text
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """The JSON value in a file, gzipped or not."""
+    try:
+        return json.loads(read_text(path)[1])
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, MeshcapError):
+            raise
+        raise MeshcapError(f"{path} is not JSON ({_why(error)})") from None
+
+
+def _json_lines(path: object, text: str) -> Iterator[tuple[int, object]]:
+    # Not splitlines(): JSON strings may hold U+2028 and its like as they are.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            yield number, json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise MeshcapError(f"{path}: line {number} is not JSON ({_why(error)}), expected a record a line") from None
+
+
+def _id(path: object, value: object, where: str) -> str:
+    if isinstance(value, float) and value.is_integer():  # what a table with a missing value makes of whole numbers
+        value = int(value)
+    if isinstance(value, str) and value.strip():
+        return value.strip()
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    raise MeshcapError(f"{path}: {where} has the id {reprlib.repr(value)}, expected a number or a name")
+
+
+def _columns(names: Collection[str]) -> tuple[str, str] | None:
+    """Which of the names are the picture's and the caption's."""
+    id = next((name for name in ID_NAMES if name in names), None)
+    caption = next((name for name in CAPTION_NAMES if name in names), None)
+    return (id, caption) if id and caption else None
+
+
+def _objects(value: object) -> TypeGuard[list[dict[str, Any]]]:
+    return isinstance(value, list) and all(isinstance(item, dict) for item in value)
+
+
+def _strings(value: object) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _why(error: BaseException) -> str:
+    return "nested too deeply" if isinstance(error, RecursionError) else str(error)
+
+
+def short(id: str) -> str:
+    return reprlib.repr(id)

@@ -1,0 +1,281 @@
+"""Scores of captions as the field computes them, with how sure they are and how they were made.
+
+    from meshcap.metrics import score
+    result = score({42: "a man on a horse"}, {42: ["a man rides a horse", "someone on a horse"]})
+    result.scores["CIDEr"], result.intervals["CIDEr"], result.signature
+
+Captions are tokenized once, every metric reads the tokens. Scores are fractions, as pycocoevalcap gives them; papers
+print them times 100. "CIDEr" is CIDEr-D, as everywhere.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from meshcap.errors import MeshcapError
+from meshcap.metrics import diversity, java
+from meshcap.metrics.bleu import bleu_from_statistics, bleu_statistics
+from meshcap.metrics.bootstrap import Array, Measure, differences
+from meshcap.metrics.cider import cider, cider_d
+from meshcap.metrics.clip import WEIGHT, clip_scores, find_pictures
+from meshcap.metrics.hallucination import Objects, Synonyms, chair
+from meshcap.metrics.names import BLEU, DEFAULT, METRICS, chosen_metrics, signature
+from meshcap.metrics.pairing import Given, named, pair
+from meshcap.metrics.result import Comparison, Result, by_domain, by_picture, summary
+from meshcap.metrics.rouge import rouge_l
+from meshcap.text.tokenizers import tokenize_each
+
+Words = list[str]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to score; the words of `score`."""
+
+    tokenizer: str = "ptb"
+    metrics: Sequence[str] | str = DEFAULT
+    bootstrap: int = 1000
+    seed: int = 0
+    subset: bool = False
+    domains: Mapping[str, str] | None = None
+    training: Iterable[str] | None = None
+    objects: Objects | None = None
+    synonyms: Synonyms | None = None
+    clip: str | os.PathLike[str] | None = None
+    images: str | os.PathLike[str] | None = None
+    files: Mapping[str, str] | None = None
+    tell: Callable[[str], object] = lambda line: None
+
+
+def score(
+    candidates: Mapping[Any, Any],
+    references: Mapping[Any, Any],
+    *,
+    tokenizer: str = "ptb",
+    metrics: Sequence[str] | str = DEFAULT,
+    bootstrap: int = 1000,
+    seed: int = 0,
+    subset: bool = False,
+    domains: Mapping[str, str] | None = None,
+    training: Iterable[str] | None = None,
+    objects: Objects | None = None,
+    synonyms: Synonyms | None = None,
+    clip: str | os.PathLike[str] | None = None,
+    images: str | os.PathLike[str] | None = None,
+    files: Mapping[str, str] | None = None,
+    tell: Callable[[str], object] = lambda line: None,
+) -> Result:
+    """Score captions.
+
+    Args:
+        candidates: id -> caption, or id -> captions, of which the first is scored and all enter the diversity.
+        references: id -> captions. Ids are compared as strings.
+        tokenizer: "ptb" (the field's), "unicode" or "char".
+        metrics: names out of `METRICS`; "bleu" stands for four and "all" for everything. METEOR and SPICE need Java
+            and the extra `java-metrics`; where something is missing, a warning says what, and the others are scored.
+        bootstrap, seed: resamples of the pictures for the intervals; 0 leaves them out.
+        subset: score the pictures that have both candidate and references instead of refusing any others.
+        domains: id -> domain, to score each domain's pictures too (nocaps). CIDEr's document frequencies stay those
+            of all pictures, so that overall is the domains' mean.
+        training: the training captions, for the share of candidates that are not among them.
+        objects, synonyms: what pictures show (`hallucination.read_objects`), for CHAIR.
+        clip, images, files: a CLIP folder, the folder of the pictures and id -> file name, for CLIPScore.
+        tell: is called with a line about slow work.
+
+    Raises:
+        MeshcapError: ids without counterparts, an unknown metric or tokenizer, or pictures that are not there.
+    """
+    given = {name: value for name, value in locals().items() if name not in ("candidates", "references")}
+    (result,), _ = _score([candidates], references, Options(**given))
+    return result
+
+
+def compare(
+    first: Mapping[Any, Any], second: Mapping[Any, Any], references: Mapping[Any, Any], **options: Any
+) -> Comparison:
+    """Score two systems on the same pictures, with the difference of every score, its interval and its p-value.
+
+    Args:
+        options: as those of `score`.
+    """
+    chosen = Options(**options)
+    results, measures = _score([first, second], references, chosen)
+    found = differences(measures[0], measures[1], chosen.bootstrap, chosen.seed)
+    by_name = {measure.name: difference for measure, difference in zip(measures[0], found, strict=True)}
+    return Comparison(results[0], results[1], by_name)
+
+
+def _score(
+    given: Sequence[Given], given_references: Given, options: Options
+) -> tuple[list[Result], list[list[Measure]]]:
+    """The results of each system, and the measures behind them."""
+    if options.bootstrap < 0:
+        raise MeshcapError(f"bootstrap is {options.bootstrap}, expected a number of resamples, or 0 for none")
+    names = chosen_metrics(options.metrics)
+    systems = [named(candidates, "candidates") for candidates in given]
+    references = named(given_references, "references")
+    ids, warnings = pair(systems, references, subset=options.subset)
+    texts = [references[id] for id in ids]
+    sets = [[candidates[id] for id in ids] for candidates in systems]  # systems, pictures, n best
+    words = _tokenized(texts, options.tokenizer)
+    said = [_n_best_tokenized(system, options.tokenizer) for system in sets]
+    warnings += _about_references(words, names)
+
+    firsts = [_firsts(system) for system in said]
+    # What may be refused comes first, before Java is waited for.
+    more, how = _more_measures(firsts, words, [_firsts(system) for system in sets], texts, ids, options, warnings)
+    measures = [
+        mine + other for mine, other in zip(_measures(firsts, words, names, options, warnings), more, strict=True)
+    ]
+    domains = {str(id): domain for id, domain in (options.domains or {}).items()}
+    own = [domains.get(id, "") for id in ids]
+    if any(own):
+        how.append("domains:df=all")
+        if lacking := own.count(""):
+            warnings.append(f"{lacking:,} pictures have no domain: they count in overall alone")
+
+    line = signature(
+        [measure.name for measure in measures[0]],
+        tokenizer=options.tokenizer,
+        pictures=len(ids),
+        references=sum(map(len, texts)),
+        bootstrap=options.bootstrap,
+        seed=options.seed,
+        more=how,
+    )
+    training = None if options.training is None else _distinct(options.training, options.tokenizer)
+    results = []
+    for mine, captions, system in zip(measures, firsts, said, strict=True):
+        whole = summary(mine, options.bootstrap, options.seed)
+        habits = diversity.habits(captions, training, endings=options.tokenizer != "char")
+        empty = sum(not caption for caption in captions)
+        results.append(
+            Result(
+                scores=whole["scores"],
+                intervals=whole["intervals"],
+                per_image=by_picture(mine, ids),
+                signature=line,
+                warnings=warnings + ([_empty_candidates(empty, len(ids))] if empty else []),
+                diversity=habits | diversity.n_best(system, words),
+                domains=by_domain(mine, own, options.bootstrap, options.seed) if any(own) else {},
+            )
+        )
+    return results, measures
+
+
+def _measures(
+    systems: Sequence[Sequence[Words]],
+    references: Sequence[Sequence[Words]],
+    names: Collection[str],
+    options: Options,
+    warnings: list[str],
+) -> list[list[Measure]]:
+    """The metrics named, of each system, in the order of the tables; what is missing is added to the warnings."""
+    found = [_python_measures(captions, references, names) for captions in systems]
+    for name, program in (("METEOR", java.meteor), ("SPICE", java.spice)):
+        if name in names:
+            try:
+                for mine, measure in zip(found, program(systems, references, options.tell), strict=True):
+                    mine.append(measure)
+            except java.Missing as missing:
+                warnings.append(str(missing))
+    return [sorted(mine, key=lambda measure: METRICS.index(measure.name)) for mine in found]
+
+
+def _more_measures(
+    systems: Sequence[Sequence[Words]],
+    references: Sequence[Sequence[Words]],
+    written: Sequence[Sequence[str]],
+    texts: Sequence[Sequence[str]],
+    ids: Sequence[str],
+    options: Options,
+    warnings: list[str],
+) -> tuple[list[list[Measure]], list[str]]:
+    """CHAIR and CLIPScore of each system, where they were asked for, and what the signature says of them."""
+    found: list[list[Measure]] = [[] for _ in systems]
+    how = []
+    files = {str(id): file for id, file in (options.files or {}).items()}
+    if options.objects:
+        synonyms = options.synonyms or Synonyms.ours()
+        shown = _shown(options.objects, ids, files)
+        for mine, captions in zip(found, systems, strict=True):
+            mine += chair(captions, references, shown, synonyms)
+        warnings += options.objects.warnings
+        how.append(f"CHAIR:synonyms={synonyms.source}")
+    if options.clip is not None:
+        if options.images is None:
+            raise MeshcapError("CLIPScore needs the pictures: give their folder with --images (images=)")
+        pictures = find_pictures(options.images, ids, files)
+        scores = clip_scores(options.clip, pictures, written, texts, options.tell)
+        found = [mine + more for mine, more in zip(found, scores, strict=True)]
+        how.append(f"CLIPScore:{Path(options.clip).resolve().name},w={WEIGHT}")
+    return found, how
+
+
+def _python_measures(candidates: Sequence[Sequence[str]], references: Any, names: Collection[str]) -> list[Measure]:
+    found = []
+    if chosen := [name for name in BLEU if name in names]:
+        statistics = bleu_statistics(candidates, references)
+        each = bleu_from_statistics(statistics)
+        for name in chosen:
+            found.append(Measure(name, each[:, BLEU.index(name)], statistics, _BLEU_TOTALS[name]))
+    for name, metric in (("ROUGE-L", rouge_l), ("CIDEr", cider_d), ("CIDEr-plain", cider)):
+        if name in names:
+            found.append(Measure.mean(name, metric(candidates, references).per_image))
+    return found
+
+
+def _bleu_total(place: int) -> Callable[[Array, int], Array]:
+    return lambda sums, _: bleu_from_statistics(sums)[..., place]
+
+
+_BLEU_TOTALS = {name: _bleu_total(place) for place, name in enumerate(BLEU)}
+
+
+def _tokenized(rows: Sequence[Sequence[str]], name: str) -> list[list[Words]]:
+    """Rows of captions as rows of token lists, in one go as pycocoevalcap's: ptb looks at the next caption, too."""
+    flat = tokenize_each(name, (caption for row in rows for caption in row))
+    return [[next(flat) for _ in row] for row in rows]
+
+
+def _n_best_tokenized(rows: Sequence[Sequence[str]], name: str) -> list[list[Words]]:
+    """The same for n-best lists: the first of each are tokenized as if there were no others."""
+    firsts = _tokenized([row[:1] for row in rows], name)
+    others = _tokenized([row[1:] for row in rows], name)
+    return [first + other for first, other in zip(firsts, others, strict=True)]
+
+
+def _distinct(captions: Iterable[str], name: str) -> set[tuple[str, ...]]:
+    return {tuple(words) for words in tokenize_each(name, captions)}
+
+
+def _firsts(rows: Sequence[Sequence[Any]]) -> list[Any]:
+    return [row[0] for row in rows]
+
+
+def _shown(objects: Objects, ids: Sequence[str], files: Mapping[str, str]) -> list[set[str]]:
+    found = [objects.shown.get(id, objects.shown.get(files.get(id, ""))) for id in ids]
+    missing = [id for id, those in zip(ids, found, strict=True) if those is None]
+    if missing:
+        raise MeshcapError(
+            f"{len(missing):,} of {len(ids):,} pictures have no entry among the objects (first: {missing[0]!r}), "
+            "expected one for each, empty where nothing is shown"
+        )
+    return [those for those in found if those is not None]
+
+
+def _about_references(references: Sequence[Sequence[Words]], names: Collection[str]) -> list[str]:
+    lines = []
+    if empty := sum(not words for those in references for words in those):
+        lines.append(f"{empty:,} references are empty: kept, as pycocoevalcap does")
+    if len(references) == 1 and {"CIDEr", "CIDEr-plain"} & set(names):
+        lines.append("CIDEr of a single picture is always 0: it needs several to know which words are rare")
+    return lines
+
+
+def _empty_candidates(empty: int, pictures: int) -> str:
+    return f"{empty:,} of {pictures:,} candidates {'is' if empty == 1 else 'are'} empty: scored as such"
