@@ -69,12 +69,16 @@ class Captioner:
         dtype: torch.dtype = torch.float32,
         **hub: Any,
     ) -> Self:
-        """Read a folder that `save_pretrained` wrote, or a model on the Hugging Face hub, ready to caption."""
+        """Read a folder that `save_pretrained` wrote, or a model on the Hugging Face hub, ready to caption.
+
+        `dtype` is float32, bfloat16 or float16, or int8 for weights of 8 bits on a CPU.
+        """
         vocabulary = Vocabulary.load(find_file(name_or_folder, VOCABULARY, **hub))
         captioner = cls(load(name_or_folder, **hub), vocabulary)
-        captioner.model.to(device=device, dtype=dtype).requires_grad_(False)
-        if torch.device(device).type == "cpu":
-            pack(captioner.model)
+        int8 = dtype == torch.int8
+        captioner.model.to(device=device, dtype=torch.float32 if int8 else dtype).requires_grad_(False)
+        if torch.device(device).type == "cpu" or int8:
+            pack(captioner.model, int8=int8)
         return captioner
 
     def save_pretrained(self, folder: str | Path) -> None:

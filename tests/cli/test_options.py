@@ -121,7 +121,7 @@ def test_auto_dtype(machine, there: dict[str, bool], expected: torch.dtype) -> N
     assert options.apply("auto", "auto", None, None)[1] is expected
 
 
-@pytest.mark.parametrize("name", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float16", "int8"])
 def test_named_dtype(name: options.DtypeName) -> None:
     assert options.apply("cpu", name, None, None)[1] is getattr(torch, name)
 

@@ -7,7 +7,8 @@ import torch
 
 import tiny
 from meshcap.decoding import Beam, Rules, decode
-from meshcap.models.packed import PackedLinear, can_pack, pack
+from meshcap.errors import MeshcapError
+from meshcap.models.packed import Int8Linear, PackedLinear, can_pack, pack
 
 PICTURES = tiny.pictures(3, 6, 2)
 IDS = torch.tensor([[2, 4, 5, 6, 7]]).expand(3, -1)
@@ -22,3 +23,33 @@ def test_packed_models_say_the_same(captioner) -> None:
     found, expected = (decode(model, PICTURES, Beam(3), Rules(max_length=6), n_best=3) for model in (packed, captioner))
     assert torch.equal(found.ids, expected.ids)
     torch.testing.assert_close(found.scores, expected.scores, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.skipif(not can_pack(torch.int8), reason="torch without int8 kernels")
+def test_int8_is_near(captioner) -> None:
+    rounded = pack(copy.deepcopy(captioner), int8=True)
+    assert not any(type(module) is torch.nn.Linear for module in rounded.modules())
+    assert any(isinstance(module, Int8Linear) for module in rounded.modules())
+    found, expected = (model(PICTURES, IDS).exp() for model in (rounded, captioner))
+    assert (found - expected).abs().max() < 0.15
+    assert (found - expected).abs().mean() < 0.02
+    assert not torch.equal(found, expected)  # it does round
+    assert decode(rounded, PICTURES, Beam(3), Rules(max_length=6)).ids.shape == (3, 1, 6)
+
+
+@pytest.mark.skipif(not can_pack(torch.int8), reason="torch without int8 kernels")
+def test_int8_against_its_closed_form() -> None:
+    linear = torch.nn.Linear(32, 8)
+    x = torch.randn(5, 32)
+    scales = linear.weight.abs().amax(1, keepdim=True) / 127
+    weight = (linear.weight / scales).round() * scales
+    expected = torch.nn.functional.linear(x, weight, linear.bias)
+    step = (x.max() - x.min()) / 127  # of the inputs, at the least
+    assert (Int8Linear(linear)(x) - expected).abs().max() < step * weight.abs().sum(1).max() / 2
+
+
+def test_int8_is_refused_where_it_cannot_be(captioner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshcap.models.packed.can_pack", lambda dtype: False)
+    with pytest.raises(MeshcapError, match="int8 weights need an x86 CPU"):
+        pack(copy.deepcopy(captioner), int8=True)

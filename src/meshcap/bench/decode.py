@@ -35,7 +35,7 @@ def settings_of(device: torch.device) -> list[tuple[str, torch.dtype, bool]]:
     if device.type != "cpu":
         return [("float32 (TF32)", torch.float32, False), ("bfloat16", torch.bfloat16, False)]
     rows = [("float32, not packed", torch.float32, False)]
-    rows += [(f"{str(t)[6:]}, packed", t, True) for t in (torch.float32, torch.bfloat16) if can_pack(t)]
+    rows += [(f"{str(t)[6:]}, packed", t, True) for t in (torch.float32, torch.bfloat16, torch.int8) if can_pack(t)]
     return rows
 
 
@@ -49,9 +49,10 @@ def bench_decode(
     rows: list[Row] = []
     reference: torch.Tensor | None = None
     for name, dtype, packed in settings_of(device):
+        stored, dtype = dtype, torch.float32 if dtype == torch.int8 else dtype  # int8 weights compute in float32
         model = copy.deepcopy(base).to(device, dtype)
         if packed:
-            pack(model)
+            pack(model, int8=stored == torch.int8)
         graphs = Graphs()
         rates = Rates.of(device, dtype)
         sample = decode(model, random_regions(compare, seed + 1).to(device, dtype), Beam(beams), rules).ids.cpu()
@@ -69,7 +70,7 @@ def bench_decode(
             sizes = {"pictures": count, "regions": REGIONS}
             floor = rates.floor(
                 operations(model.config, **sizes, words=beams * length, history=length),
-                decode_bytes(model.config, **sizes, beams=beams, steps=length, itemsize=dtype.itemsize),
+                decode_bytes(model.config, **sizes, beams=beams, steps=length, itemsize=stored.itemsize),
             )
             rows.append(
                 Row(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 DeviceName = Literal["auto", "cpu", "cuda", "mps"]
-DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
+DtypeName = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 
 Device = Annotated[
     DeviceName,
@@ -24,7 +24,10 @@ Device = Annotated[
 ]
 Dtype = Annotated[
     DtypeName,
-    typer.Option("--dtype", help="Numbers to compute with; auto is bfloat16 on GPUs made for it, else float32."),
+    typer.Option(
+        "--dtype",
+        help="Numbers to compute with; auto is bfloat16 on GPUs made for it, else float32; int8 (CPU) rounds weights.",
+    ),
 ]
 Threads = Annotated[
     int | None,
@@ -59,7 +62,9 @@ def apply(
     if dtype == "auto":
         fits = where.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         return where, torch.bfloat16 if fits else torch.float32
-    return where, {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]
+    return where, {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}[
+        dtype
+    ]
 
 
 def _choose(device: DeviceName) -> str:

@@ -28,4 +28,4 @@ class BoxEmbedding(nn.Module):
         place = torch.cat(((low + high) / 2, high - low), dim=-1)  # (B, N, 4)
         phase = (math.pi * place[..., None] * self.frequencies.float()).flatten(-2)  # (B, N, 4·waves)
         waves = torch.cat((place, phase.sin(), phase.cos()), dim=-1)
-        return self.linear(waves.to(self.linear.weight.dtype))
+        return self.linear(waves.to(self.frequencies.dtype))

@@ -7,8 +7,12 @@ compiler does the same when it freezes a graph, and this does it without compili
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import Tensor, nn
+
+from meshcap.errors import MeshcapError
 
 
 class PackedLinear(nn.Module):
@@ -23,8 +27,36 @@ class PackedLinear(nn.Module):
         return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
 
 
+class Int8Linear(nn.Module):
+    """`nn.Linear` for inference with weights of 8 bits, one scale for each output; inputs are rounded as they come.
+
+    A quarter of the bytes to read, and reading weights is most of what decoding on a CPU does.
+    """
+
+    def __init__(self, linear: nn.Linear):
+        super().__init__()
+        weight = linear.weight.detach().float()
+        scales = weight.abs().amax(1).clamp_min(1e-8) / 127
+        with warnings.catch_warnings():  # torch means to drop this type some day; `can_pack` notices when it has
+            warnings.simplefilter("ignore")
+            rounded = torch.quantize_per_channel(
+                weight, scales, torch.zeros_like(scales, dtype=torch.long), 0, torch.qint8
+            )
+            self.packed = torch.ops.quantized.linear_prepack(
+                rounded, None if linear.bias is None else linear.bias.detach()
+            )
+        # Without VNNI, products of 8 by 8 bits are added in 16 and may overflow: inputs then get 7.
+        self.narrow = not getattr(torch.cpu, "_is_vnni_supported", bool)()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.quantized.linear_dynamic(x, self.packed, self.narrow)
+
+
 def can_pack(dtype: torch.dtype) -> bool:
     """Whether this machine's torch has the layout for a dtype."""
+    if dtype == torch.int8:
+        engines = torch.backends.quantized.supported_engines
+        return hasattr(torch, "quantize_per_channel") and ("x86" in engines or "fbgemm" in engines)
     if not torch.backends.mkldnn.is_available():
         return False
     if not hasattr(torch.ops.mkldnn, "_reorder_linear_weight") or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
@@ -34,10 +66,24 @@ def can_pack(dtype: torch.dtype) -> bool:
     return dtype == torch.float32
 
 
-def pack(model: nn.Module) -> nn.Module:
-    """Replace every linear map of a CPU model by a packed one, in place; where that is not possible, change nothing."""
+def pack(model: nn.Module, *, int8: bool = False) -> nn.Module:
+    """Replace every linear map of a CPU model by a packed one, in place; where that is not possible, change nothing.
+
+    Args:
+        int8: round weights to 8 bits (of a float32 model). This one is asked for, so it is refused where impossible.
+
+    Raises:
+        MeshcapError: int8 is asked for, and this torch has no kernels for it or the model is not on the CPU.
+    """
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear and child.weight.device.type == "cpu" and can_pack(child.weight.dtype):
+            if type(child) is not nn.Linear:
+                continue
+            on_cpu = child.weight.device.type == "cpu"
+            if int8:
+                if not (on_cpu and can_pack(torch.int8)):
+                    raise MeshcapError("int8 weights need an x86 CPU and a torch with int8 kernels: use bfloat16")
+                setattr(parent, name, Int8Linear(child))
+            elif on_cpu and can_pack(child.weight.dtype):
                 setattr(parent, name, PackedLinear(child))
     return model.eval()
