@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from PIL import Image, ImageDraw
 
 from meshcap.data.shapes import BACKGROUNDS, COLOURS, SHAPES, draw_gradient, draw_shape
-from meshcap.data.tell import Thing, aligned, apart, tell
+from meshcap.data.tell import Thing, aligned, gaps, tell
 from meshcap.errors import MeshcapError
 
 SQUARES = 6  # of the paper, along each side
 SIDES = {"small": 2, "large": 3}  # of a thing, in squares
+GAP = 0.02  # at least this much of the picture is free between two things
 SMALLEST_PICTURE = 48  # pixels; below, a star and a flower are the same few dots
 
 
@@ -57,7 +58,7 @@ def _arrange(count: int, size: int, rng: random.Random) -> list[Thing]:
             if len(things) == count:
                 return things
             new = _thing(size, rng)
-            fits = all(apart(new, old) and new.name != old.name for old in things)
+            fits = all(max(gaps(new, old).values()) >= GAP and new.name != old.name for old in things)
             if fits and any(aligned(new, old) for old in things):
                 things.append(new)
 

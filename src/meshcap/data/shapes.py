@@ -78,7 +78,8 @@ def heart(corners: int = 48) -> Points:
 
 def petals(count: int = 6) -> tuple[Part, ...]:
     turns = [2 * math.pi * i / count for i in range(count)]
-    return tuple(Part(ellipse(0.5 + 0.3 * math.sin(t), 0.5 - 0.3 * math.cos(t), 0.2, 0.2)) for t in turns)
+    out = 0.3 / max(map(math.sin, turns))  # far enough for the outermost to touch the sides
+    return tuple(Part(ellipse(0.5 + out * math.sin(t), 0.5 - 0.3 * math.cos(t), 0.2, 0.2)) for t in turns)
 
 
 SHAPES: dict[str, Shape] = {

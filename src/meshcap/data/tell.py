@@ -11,7 +11,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from meshcap.data.shapes import COLOURS, SHAPES
 
@@ -42,8 +41,6 @@ SPOTS = {
 }
 # Where each of two things is: "on the left is a and on the right b".
 SIDES = {"left": "on the left", "right": "on the right", "above": "at the top", "below": "at the bottom"}
-# How three things are told in order.
-ORDERS = {"left": "from left to right", "above": "from top to bottom"}
 
 WHERE = {
     "wall": ("in front of a plain wall", "on a plain background"),
@@ -77,10 +74,6 @@ def gaps(a: Thing, b: Thing) -> dict[str, float]:
 
 def holds(relation: str, a: Thing, b: Thing) -> bool:
     return gaps(a, b)[relation] >= 0
-
-
-def apart(a: Thing, b: Thing) -> bool:
-    return max(gaps(a, b).values()) >= 0
 
 
 def aligned(a: Thing, b: Thing) -> bool:
@@ -177,14 +170,6 @@ def _sides(t: list[Thing], where: str, rng: random.Random) -> str:
     return f"{sides[0]} is {_noun(a, rng)} and {sides[1]} {_noun(b, rng)}"
 
 
-def _ordered(t: list[Thing], where: str, rng: random.Random) -> str | None:
-    for axis, (relation, order) in enumerate(ORDERS.items()):
-        a, b, c = sorted(t, key=lambda thing: thing.box[axis])
-        if holds(relation, a, b) and holds(relation, b, c):
-            return f"{order} , {_noun(a, rng)} , {_noun(b, rng)} and {_noun(c, rng)}"
-    return None
-
-
 ONE: list[Template] = [
     lambda t, where, rng: f"{_noun(t[0], rng)} {where}",
     lambda t, where, rng: f"there is {_noun(t[0], rng)} {_spot(t[0], rng)}",
@@ -205,7 +190,6 @@ THREE: list[Template] = [
     _chain,
     _to_both,
     _between,
-    _ordered,
 ]
 
 
@@ -217,7 +201,7 @@ FILLERS = {"there", "is", "which", "a", "picture", "of", ",", "and", "with", "of
 def _phrases() -> dict[str, tuple[str, str]]:
     """Every phrase of the tables, with what it is and the key it stands for."""
     found = {phrase: ("filler", phrase) for phrase in FILLERS} | {"between": ("between", "between")}
-    for what, one_each in (("spot", SPOTS), ("side", SIDES), ("order", ORDERS)):
+    for what, one_each in (("spot", SPOTS), ("side", SIDES)):
         found |= {phrase: (what, key) for key, phrase in one_each.items()}
     for what, table in (("relation", RELATIONS), ("after", AFTER), ("where", WHERE)):
         found |= {phrase: (what, key) for key, phrases in table.items() for phrase in phrases}
@@ -264,8 +248,6 @@ def mistakes(caption: str, things: Sequence[Thing], background: str) -> list[str
             case "side":
                 # the thing that is named next, seen from all the others
                 true = bool(ahead) and all(holds(key, ahead[0], thing) for thing in things if thing is not ahead[0])
-            case "order":
-                true = len(ahead) > 1 and all(holds(key, a, b) for a, b in pairwise(ahead))
             case "relation":
                 # "a above b and c" says it of both
                 both = [p[0] for p in pieces[place + 2 : place + 3]] == ["and"]
