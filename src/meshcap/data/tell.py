@@ -107,19 +107,18 @@ def spots(thing: Thing) -> set[str]:
 
 # Telling
 
-# A template gets the things in order, a phrase for the background, and random numbers. It returns None where
+# A template gets the things in random order, a phrase for the background, and random numbers. It returns None where
 # what it would say is not true of these things.
 Template = Callable[[list[Thing], str, random.Random], str | None]
 
 
 def tell(things: Sequence[Thing], background: str, rng: random.Random, count: int = 5) -> list[str]:
-    """`count` different true captions. Things are told as people read: from left to right and from top to bottom."""
+    """`count` different true captions."""
     templates = {1: ONE, 2: TWO, 3: THREE}[len(things)]
-    in_order = sorted(things, key=lambda thing: sum(thing.box))
     captions: list[str] = []
     while len(captions) < count:
         for template in rng.sample(templates, len(templates)):
-            caption = template(in_order, rng.choice(WHERE[background]), rng)
+            caption = template(rng.sample(things, len(things)), rng.choice(WHERE[background]), rng)
             if caption is not None and caption not in captions:
                 captions.append(caption)
     return captions[:count]
@@ -161,8 +160,8 @@ def _to_both(t: list[Thing], where: str, rng: random.Random) -> str | None:
 
 
 def _between(t: list[Thing], where: str, rng: random.Random) -> str | None:
-    a, b, c = t
-    return f"{_noun(b, rng)} between {_noun(a, rng)} and {_noun(c, rng)}" if between(b, a, c) else None
+    a, b, c = (_noun(thing, rng) for thing in t)
+    return f"{a} between {b} and {c}" if between(*t) else None
 
 
 def _sides(t: list[Thing], where: str, rng: random.Random) -> str:
