@@ -1,0 +1,207 @@
+"""Writing region features of many pictures, so that a killed run goes on where it was.
+
+Every picture is written at once, to a file of its own in a folder, under another name first: whatever is there is
+whole. For an HDF5 file that folder is `<file>.part`, packed into the file at the end (which for that moment takes the
+room of both) and then removed: an HDF5 file that was being written when its program was killed may be unreadable.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from meshcap.errors import MeshcapError
+from meshcap.files import write_beside
+from meshcap.vision.feature_layouts import HDF5, SETTINGS, Folder, OneFile, as_name, h5py_module
+
+Format = Literal["hdf5", "safetensors", "npy"]
+Precision = Literal["float16", "float32"]
+
+
+def format_of(path: Path) -> Format:
+    """By the suffix: .hdf5 or .h5, else a folder of safetensors.
+
+    Raises:
+        MeshcapError: a suffix of a file that features are not written to.
+    """
+    if path.suffix in HDF5:
+        return "hdf5"
+    if path.suffix in (".safetensors", ".npy", ".npz") or path.is_file():
+        raise MeshcapError(f"{path} is one file: expected .hdf5, or a folder for a file a picture")
+    return "safetensors"
+
+
+class FeatureWriter:
+    """Adds pictures one by one; leaving its `with` block without an error completes the file.
+
+    Args:
+        settings: how the features are made, kept beside them. A run goes on only with the same.
+        precision: of features; boxes are always float32.
+
+    Attributes:
+        done: ids that are there already and need not be computed again.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        format: Format | None = None,
+        settings: Mapping[str, Any] | None = None,
+        precision: Precision = "float16",
+    ):
+        self.path = Path(path)
+        self.format = format or format_of(self.path)
+        self.settings = json.loads(json.dumps({"precision": precision, **(settings or {})}))
+        self.precision = getattr(torch, precision)
+        packs = self.format == "hdf5"
+        if packs:
+            h5py_module()  # now, not after hours
+        self.folder = self.path.with_name(f"{self.path.name}.part") if packs else self.path
+        self.done: set[str] = set()
+        if packs and self.path.exists():
+            self._check(self.path, _hdf5_settings(self.path))
+            self.done |= OneFile(self.path).ids
+        self._prepare_folder()
+
+    def _prepare_folder(self) -> None:
+        """Read what a run before left there, or begin."""
+        about = self.folder / SETTINGS
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if about.is_file():
+                self._check(self.folder, json.loads(about.read_text(encoding="utf-8")))
+                for part in self.folder.glob(".*.part"):  # half of a file, of a run that was killed
+                    part.unlink()
+                self.done |= Folder(self.folder).ids
+            elif any(self.folder.iterdir()):
+                raise MeshcapError(f"{self.folder} has files, and no {SETTINGS}: expected a new or an empty folder")
+            else:
+                told = json.dumps(self.settings, indent=2) + "\n"
+                write_beside(about, lambda path: path.write_text(told, encoding="utf-8"))
+        except OSError as error:
+            raise MeshcapError(f"{self.folder} cannot be written: {error.strerror or error}") from error
+        except ValueError as error:
+            if isinstance(error, MeshcapError):
+                raise
+            raise MeshcapError(f"{about} is not readable JSON ({error})") from error
+
+    def _check(self, path: Path, found: Any) -> None:
+        if found == self.settings:
+            return
+        found = found if isinstance(found, dict) else {}
+        name = next((name for name in self.settings if found.get(name) != self.settings[name]), None)
+        name = name or next(iter(found.keys() - self.settings.keys()))
+        given, there = (_brief(settings.get(name)) for settings in (self.settings, found))
+        raise MeshcapError(
+            f"{path} has features made with {name} {there}, now it is {given}: remove it or write elsewhere"
+        )
+
+    def add(self, id: str, features: Tensor, boxes: Tensor | None = None) -> None:
+        """Write a picture: features (N, F), boxes (N, 4) in 0-1 coordinates.
+
+        Raises:
+            MeshcapError: numbers that are not finite, or too large for the precision; no room left.
+        """
+        if features.dim() != 2 or features.shape[0] == 0:
+            raise MeshcapError(f"{id} has features of shape {tuple(features.shape)}, expected (regions ≥ 1, width)")
+        if boxes is not None and boxes.shape != (features.shape[0], 4):
+            raise MeshcapError(f"{id} has boxes of shape {tuple(boxes.shape)}, expected {(features.shape[0], 4)}")
+        kept = features.detach().to("cpu", self.precision).contiguous()
+        if not bool(torch.isfinite(kept).all()):
+            overflow = bool(torch.isfinite(features).all())
+            why = "too large for float16: write float32" if overflow else "NaN or infinite, expected finite numbers"
+            raise MeshcapError(f"{id} has features that are {why}")
+        arrays = {"features": kept}
+        if boxes is not None:
+            arrays["boxes"] = boxes.detach().to("cpu", torch.float32).contiguous()
+        if self.format == "npy":
+            suffix = ".npy" if boxes is None else ".npz"
+            write_beside(self.folder / f"{as_name(id)}{suffix}", lambda path: _save(path, arrays))
+        else:
+            write_beside(self.folder / f"{as_name(id)}.safetensors", lambda path: save_file(arrays, path))
+        self.done.add(id)
+
+    def finish(self) -> None:
+        """Pack what is in the folder into the HDF5 file; folders are finished at any time."""
+        if self.format != "hdf5":
+            return
+        new = Folder(self.folder)
+        if new.ids:
+            write_beside(self.path, lambda path: self._pack(path, new))
+        for file in self.folder.iterdir():
+            if file.name != SETTINGS:  # last, so that a run killed here leaves a folder that is known to be ours
+                file.unlink()
+        shutil.rmtree(self.folder)
+
+    def _pack(self, path: Path, new: Folder) -> None:
+        h5py = h5py_module()
+        with h5py.File(path, "w") as file:
+            file.attrs["settings"] = json.dumps(self.settings)
+            if self.path.exists():
+                with h5py.File(self.path, "r") as before:
+                    for key in before:
+                        before.copy(key, file)
+            for id in sorted(new.ids):
+                features, boxes, _ = new.read(id)
+                for what, array in (("features", features.to(self.precision)), ("boxes", boxes)):
+                    key = f"{as_name(id)}_{what}"
+                    if array is not None and key not in file:
+                        file.create_dataset(key, data=array.numpy())
+
+    def __enter__(self) -> FeatureWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.finish()
+
+
+def write_features(
+    path: str | Path,
+    items: Iterable[tuple[str, Tensor, Tensor | None]],
+    *,
+    format: Format | None = None,
+    settings: Mapping[str, Any] | None = None,
+    precision: Precision = "float16",
+) -> None:
+    """Write (id, features, boxes) of many pictures. Those that are there from a run before are not written again."""
+    with FeatureWriter(path, format=format, settings=settings, precision=precision) as writer:
+        for id, features, boxes in items:
+            if id not in writer.done:
+                writer.add(id, features, boxes)
+
+
+def _hdf5_settings(path: Path) -> Any:
+    try:
+        with h5py_module().File(path, "r") as file:
+            told = file.attrs.get("settings")
+    except OSError as error:
+        raise MeshcapError(f"{path} cannot be read ({error}): truncated or corrupted?") from error
+    if told is None:
+        raise MeshcapError(f"{path} is there and was not written by meshcap: write elsewhere")
+    return json.loads(told)
+
+
+def _save(path: Path, arrays: dict[str, Tensor]) -> None:
+    with open(path, "wb") as file:  # by its name alone, NumPy would add a suffix
+        if len(arrays) == 1:
+            numpy.save(file, arrays["features"].numpy())
+        else:
+            numpy.savez(file, features=arrays["features"].numpy(), boxes=arrays["boxes"].numpy())
+
+
+def _brief(setting: Any) -> str:
+    told = json.dumps(setting, ensure_ascii=False)
+    return told if len(told) <= 60 else told[:59] + "…"

@@ -1,0 +1,141 @@
+"""Visions by name, and how a model folder keeps one: `vision/vision.json`, and its weights beside it.
+
+Reading a folder executes no code of the folder's: names are looked up here, weights are safetensors.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download, try_to_load_from_cache
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+from meshcap.errors import MeshcapError
+from meshcap.files import write_beside
+from meshcap.models.pretrained import WEIGHTS, fill, find_file, read_config, write_weights
+from meshcap.vision.base import Vision
+from meshcap.vision.efficientnet import VARIANTS, EfficientNetLite, load_imagenet
+from meshcap.vision.patches import Patches
+from meshcap.vision.small import SmallCNN
+
+FOLDER, SETTINGS = "vision", "vision.json"
+
+VISIONS: dict[str, type[Vision]] = {kind.name: kind for kind in (EfficientNetLite, Patches, SmallCNN)}
+
+
+def create_vision(spec: str, *, size: int | None = None, geometry: str | None = None, **settings: Any) -> Vision:
+    """New eyes: `create_vision("efficientnet-lite2", size=256)`.
+
+    Args:
+        spec: "efficientnet-lite0" to "-lite4" (trained on ImageNet), "small-cnn" (random), "patches" (no weights), or
+            "hf:" and a name on the Hugging Face hub or a folder.
+        size, geometry: how pictures are shown to it; each has its own where they are left out.
+        settings: others that it has.
+
+    Raises:
+        MeshcapError: an unknown spec or setting, or weights that are not installed.
+    """
+    seen: dict[str, Any] = {
+        name: value for name, value in (("size", size), ("geometry", geometry)) if value is not None
+    }
+    if spec.startswith("hf:"):
+        from meshcap.vision.hf import create_hf
+
+        _expect_settings(create_hf, spec, settings)
+        return create_hf(spec.removeprefix("hf:"), **seen, **settings)
+    if seen:
+        settings["preprocess"] = {**(settings.get("preprocess") or {}), **seen}
+    name, _, variant = spec.partition("-")
+    if name == "efficientnet" and variant in VARIANTS:
+        _expect_settings(EfficientNetLite, spec, settings, but=("variant",))
+        return load_imagenet(variant, **settings)
+    if spec == EfficientNetLite.name or spec not in VISIONS:
+        choices = (*(f"efficientnet-{variant}" for variant in VARIANTS), Patches.name, SmallCNN.name, "hf:NAME")
+        raise MeshcapError(f"no vision is called {spec!r}: expected one of {', '.join(choices)}")
+    _expect_settings(VISIONS[spec], spec, settings)
+    return VISIONS[spec](**settings)
+
+
+def save_vision(vision: Vision, model_folder: str | Path) -> None:
+    """Write eyes into a model folder, each file whole or not at all; those that were there are replaced."""
+    folder = Path(model_folder) / FOLDER
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise MeshcapError(f"{folder} cannot be made a folder: {error.strerror}") from error
+    settings = json.dumps({"vision": vision.name, **vision.settings()}, indent=2) + "\n"
+    own_way: Any = getattr(vision, "save_weights", None)
+    if own_way is not None:
+        own_way(folder)
+    elif state := vision.state_dict():
+        weights = {name: (t.float() if t.dtype == torch.float64 else t).contiguous() for name, t in state.items()}
+        write_beside(folder / WEIGHTS, lambda path: write_weights(weights, path))
+    else:
+        (folder / WEIGHTS).unlink(missing_ok=True)
+    write_beside(folder / SETTINGS, lambda path: path.write_text(settings, encoding="utf-8"))
+
+
+def load_vision(name_or_folder: str | Path, **hub: Any) -> Vision | None:
+    """The eyes of a model folder or of a model on the hub; None where it has none and reads features made elsewhere.
+
+    Raises:
+        MeshcapError: no such model, settings or weights that do not fit.
+    """
+    path = _settings_path(name_or_folder, **hub)
+    if path is None:
+        return None
+    settings = read_config(path)
+    name = settings.pop("vision", None)
+    kind = vision_class(str(name))
+    own_way: Any = getattr(kind, "from_folder", None)
+    if own_way is not None:
+        if not Path(name_or_folder).is_dir():  # its files are its own affair: all are fetched
+            path = Path(snapshot_download(str(name_or_folder), allow_patterns=f"{FOLDER}/*", **hub), FOLDER, SETTINGS)
+        return own_way(path.parent, settings).eval()
+    _expect_settings(kind, str(path), settings)
+    vision = kind(**settings)
+    if vision.state_dict():
+        fill(vision, find_file(name_or_folder, f"{FOLDER}/{WEIGHTS}", **hub))
+    return vision.eval()
+
+
+def vision_class(name: str) -> type[Vision]:
+    if name in VISIONS:
+        return VISIONS[name]
+    from meshcap.vision.hf import HFDetector, HFGrid
+
+    others: dict[str, type[Vision]] = {kind.name: kind for kind in (HFGrid, HFDetector)}
+    if name not in others:
+        raise MeshcapError(f"no vision is called {name!r}: expected one of {', '.join((*VISIONS, *others))}")
+    return others[name]
+
+
+def _settings_path(name_or_folder: str | Path, **hub: Any) -> Path | None:
+    filename = f"{FOLDER}/{SETTINGS}"
+    folder = Path(name_or_folder)
+    if folder.is_dir():
+        path = folder / filename
+        return path if path.is_file() else None
+    try:
+        return find_file(name_or_folder, filename, **hub)
+    except MeshcapError as error:
+        cause = error.__cause__
+        if isinstance(cause, LocalEntryNotFoundError):  # no network: the hub may have said before that there is none
+            where = {key: hub[key] for key in ("cache_dir", "revision") if key in hub}
+            known = try_to_load_from_cache(str(name_or_folder), filename, **where)
+            if known is None or isinstance(known, str):
+                raise
+        elif not isinstance(cause, EntryNotFoundError):
+            raise
+        return None
+
+
+def _expect_settings(kind: Any, owner: str, settings: dict[str, Any], but: tuple[str, ...] = ()) -> None:
+    known = [name for name in inspect.signature(kind).parameters if name not in ("name", *but)]
+    for name in settings:
+        if name not in known:
+            raise MeshcapError(f"unknown setting {name!r} for {owner}: expected {', '.join(known)}")

