@@ -121,7 +121,7 @@ STATED = {  # read here in its own way: what stands left of, right of, above, be
     rf"{NOUN} with {NOUN} (?:above it|higher up)": lambda a, b: b[3] <= a[1],
     rf"{NOUN} with {NOUN} (?:below it|lower down)": lambda a, b: b[1] >= a[3],
     rf"on the left is {NOUN} and on the right {NOUN}$": lambda a, b: a[2] <= b[0],
-    rf"at the bottom is {NOUN} and at the top {NOUN}$": lambda a, b: a[1] >= b[3],
+    rf"at the top is {NOUN} and at the bottom {NOUN}$": lambda a, b: a[3] <= b[1],
 }
 
 
@@ -134,7 +134,17 @@ def test_stated_relations_are_true_of_the_boxes(scenes: list[Scene]) -> None:
                 for found in re.finditer(pattern, caption):
                     met[pattern] += 1
                     assert true(boxes[found[1]], boxes[found[2]]), caption
-    assert min(met.values()) >= 3  # every way of saying it was tried
+    # Told in reading order, a thing is seldom right of or below the next; every other way must have been tried.
+    often = [number for way, number in met.items() if not re.search("the right of|below\\||its left|above it", way)]
+    assert len(often) == 6 and min(often) >= 10
+
+
+def test_things_are_told_in_reading_order(scenes: list[Scene]) -> None:
+    for scene in scenes:
+        order = [thing.name for thing in sorted(scene.objects, key=lambda thing: sum(thing.box))]
+        for caption in scene.captions:
+            if "between" not in caption:  # the one in the middle comes first
+                assert named(caption) == order
 
 
 def test_captions_are_without_mistakes_and_false_ones_are_not(scenes: list[Scene]) -> None:

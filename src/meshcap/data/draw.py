@@ -1,8 +1,8 @@
 """Drawn scenes: pictures with captions that are true of them. Endless, seeded, no file to download.
 
-Things stand on squared paper, six squares by six. A captioner that reads raw pixels (`meshcap.data.patches`) then
-meets few different squares and learns them within a minute; things at any place would first take it many minutes to
-learn that a star moved by a pixel is the same star. That is the work of a backbone, and none is here.
+Things stand on squared paper, six squares by six, and the cells of the `small-cnn` of `meshcap.vision` are those
+squares. Eyes then meet few different squares and learn them within a minute; things at any place would first take many
+minutes to be learned as the same things wherever they are.
 """
 
 from __future__ import annotations

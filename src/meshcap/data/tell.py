@@ -107,18 +107,23 @@ def spots(thing: Thing) -> set[str]:
 
 # Telling
 
-# A template gets the things in random order, a phrase for the background, and random numbers. It returns None where
+# A template gets the things in reading order, a phrase for the background, and random numbers. It returns None where
 # what it would say is not true of these things.
 Template = Callable[[list[Thing], str, random.Random], str | None]
 
 
 def tell(things: Sequence[Thing], background: str, rng: random.Random, count: int = 5) -> list[str]:
-    """`count` different true captions."""
+    """`count` different true captions.
+
+    Things are told as people read, from left to right and from top to bottom. In random order, which thing comes
+    next is a toss-up that no picture decides, and whoever says "left" must first find again what was just named.
+    """
     templates = {1: ONE, 2: TWO, 3: THREE}[len(things)]
+    in_order = sorted(things, key=lambda thing: sum(thing.box))
     captions: list[str] = []
     while len(captions) < count:
         for template in rng.sample(templates, len(templates)):
-            caption = template(rng.sample(things, len(things)), rng.choice(WHERE[background]), rng)
+            caption = template(in_order, rng.choice(WHERE[background]), rng)
             if caption is not None and caption not in captions:
                 captions.append(caption)
     return captions[:count]
@@ -160,8 +165,8 @@ def _to_both(t: list[Thing], where: str, rng: random.Random) -> str | None:
 
 
 def _between(t: list[Thing], where: str, rng: random.Random) -> str | None:
-    a, b, c = (_noun(thing, rng) for thing in t)
-    return f"{a} between {b} and {c}" if between(*t) else None
+    a, b, c = t
+    return f"{_noun(b, rng)} between {_noun(a, rng)} and {_noun(c, rng)}" if between(b, a, c) else None
 
 
 def _sides(t: list[Thing], where: str, rng: random.Random) -> str:
@@ -219,14 +224,37 @@ def named(caption: str) -> list[str]:
     return [f"{piece['colour']} {piece['kind']}" for piece in _PIECES.finditer(caption) if piece["kind"]]
 
 
-def mistakes(caption: str, things: Sequence[Thing], background: str) -> list[str]:
+@dataclass(frozen=True)
+class Mistake:
+    """What is wrong with a caption, and what that is about: object, size, relation, place, background or words."""
+
+    about: str
+    text: str
+
+
+# What a phrase of each kind is about.
+_ABOUT = {"where": "background", "spot": "place", "unknown": "words"} | dict.fromkeys(
+    ("side", "relation", "after", "between"), "relation"
+)
+
+
+def statements(caption: str) -> Counter[str]:
+    """How many statements a caption makes about objects, sizes, relations, places and the background."""
+    pieces = list(_PIECES.finditer(caption))
+    said = Counter(_ABOUT.get(_PHRASES.get(piece[0], ("unknown", ""))[0], "") for piece in pieces if not piece["kind"])
+    said["object"] = sum(bool(piece["kind"]) for piece in pieces)
+    said["size"] = sum(bool(piece["size"]) for piece in pieces)
+    return Counter({about: count for about, count in said.items() if about and count})
+
+
+def mistakes(caption: str, things: Sequence[Thing], background: str) -> list[Mistake]:
     """All that is wrong with a caption: things missing, invented or told twice, and every statement that is not true.
 
     What cannot be understood counts as wrong.
     """
     expected, given = Counter(thing.name for thing in things), Counter(named(caption))
-    wrong = [f"does not name the {name}" for name in expected - given]
-    wrong += [f"names a {name} too many" for name in given - expected]
+    wrong = [Mistake("object", f"does not name the {name}") for name in expected - given]
+    wrong += [Mistake("object", f"names a {name} too many") for name in given - expected]
     if wrong:
         return wrong  # where things are is of no interest if they are not there
     by_name = {thing.name: thing for thing in things}
@@ -260,5 +288,6 @@ def mistakes(caption: str, things: Sequence[Thing], background: str) -> list[str
             case _:
                 true = False
         if not true:
-            wrong.append(f"says “{piece[0]}”, which is not so")
+            about = "size" if piece["kind"] else _ABOUT[what]
+            wrong.append(Mistake(about, f"says “{piece[0]}”, which is not so"))
     return wrong

@@ -24,7 +24,8 @@ from meshcap.errors import MeshcapError
 
 # In the order of preference: where a record has several, "id" is often the caption's own number (COCO's is).
 ID_NAMES = ("image_id", "image", "file", "filename", "file_name", "cocoid", "imgid", "id")
-CAPTION_NAMES = ("caption", "captions")
+FILE_NAMES = ("image", "file", "filename", "file_name")  # those that can only be a file's
+CAPTION_NAMES = ("caption", "captions", "text")  # the last is what Hugging Face's picture folders say
 LAYOUTS = (
     "COCO annotations or results, Karpathy's JSON, {id: caption} or {id: [captions]}, "
     "or records with image_id (or image, file, id) and caption (or captions)"
@@ -39,6 +40,8 @@ class Picture:
     captions: list[str]
     domain: str | None = None  # nocaps'
     split: str | None = None  # Karpathy's
+    column: str | None = None  # what a record says of its split; scores are not chosen by it
+    folder: str | None = None  # Karpathy's filepath
 
     @property
     def id(self) -> str:
@@ -142,7 +145,8 @@ def _of_karpathy(path: object, images: list[dict[str, Any]]) -> Iterator[Picture
         captions = [sentence.get("raw") for sentence in sentences]
         if not names or not _strings(captions):
             raise MeshcapError(f"{path}: {where} lacks cocoid, filename and imgid, or a sentence lacks raw")
-        picture = Picture(names, captions, split=split)
+        folder = image.get("filepath")
+        picture = Picture(names, captions, split=split, folder=folder if isinstance(folder, str) else None)
         if picture.id in seen:
             raise MeshcapError(f"{path}: picture {short(picture.id)} is there twice, expected once")
         seen.add(picture.id)
@@ -164,7 +168,9 @@ def _of_records(path: object, records: Iterable[tuple[int, object]], unit: str) 
             captions = captions + [other.get("caption") for other in others]
         if not _strings(captions):
             raise MeshcapError(f"{path}: {where} has the caption {reprlib.repr(value)}, expected a string or strings")
-        yield Picture({columns[0]: _id(path, record[columns[0]], where)}, list(captions))
+        names = {columns[0]: _id(path, record[columns[0]], where)}
+        split = record.get("split")
+        yield Picture(names | _files(record), list(captions), column=split if isinstance(split, str) else None)
 
 
 def _of_table(path: object, text: str, mark: str) -> Iterator[Picture]:
@@ -175,6 +181,7 @@ def _of_table(path: object, text: str, mark: str) -> Iterator[Picture]:
         if not columns:
             raise MeshcapError(f"{path} has the columns {', '.join(header) or '(none)'}, expected {LAYOUTS}")
         places = [header.index(name) for name in columns]
+        more = [name for name in (*FILE_NAMES, "split") if name in header]
         for row in rows:
             if not row:  # an empty line, as many editors leave at the end
                 continue
@@ -184,7 +191,8 @@ def _of_table(path: object, text: str, mark: str) -> Iterator[Picture]:
                     "a caption with a separator in it must be in quotes"
                 )
             id = _id(path, row[places[0]], f"line {rows.line_num}")
-            yield Picture({columns[0]: id}, [row[places[1]]])
+            told = {name: row[header.index(name)] for name in more}
+            yield Picture({columns[0]: id} | _files(told), [row[places[1]]], column=told.get("split"))
     except csv.Error as error:
         raise MeshcapError(f"{path}: line {rows.line_num} is not CSV ({error})") from None
 
@@ -245,6 +253,12 @@ def _columns(names: Collection[str]) -> tuple[str, str] | None:
     id = next((name for name in ID_NAMES if name in names), None)
     caption = next((name for name in CAPTION_NAMES if name in names), None)
     return (id, caption) if id and caption else None
+
+
+def _files(record: dict[str, Any]) -> dict[str, str]:
+    """The names of files beside an id: a second way to know the picture, and where to find it."""
+    names = ((name, record.get(name)) for name in FILE_NAMES)
+    return {name: value.strip() for name, value in names if isinstance(value, str) and value.strip()}
 
 
 def _objects(value: object) -> TypeGuard[list[dict[str, Any]]]:

@@ -1,0 +1,194 @@
+"""A dataset looked over before anybody trains on it: what is in it, what is broken, and what leaks between splits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
+
+from meshcap.data.caption_counts import CaptionCounts, count_captions
+from meshcap.data.dataset import Dataset, FileSource, LeftOut, Sample, Source
+from meshcap.data.fingerprints import Fingerprint, fingerprint, near_duplicates
+from meshcap.data.pool import spread
+from meshcap.errors import MeshcapError
+
+
+class Broken(NamedTuple):
+    """A picture that cannot be used."""
+
+    id: str
+    split: str
+    why: str
+
+
+class Pair(NamedTuple):
+    """Two pictures that show the same."""
+
+    first: str
+    first_split: str
+    second: str
+    second_split: str
+
+    @property
+    def across(self) -> bool:
+        return self.first_split != self.second_split
+
+
+class Size(NamedTuple):
+    width: int
+    height: int
+    id: str
+
+
+class Advice(NamedTuple):
+    """A line for a person to act on. What must be done makes `meshcap data check` fail."""
+
+    must: bool
+    text: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `check` found. Of pictures that were not opened, sizes and duplicates are None."""
+
+    name: str
+    splits: dict[str, int]
+    captions: CaptionCounts
+    left_out: LeftOut
+    captions_alone: int  # samples that name no picture
+    missing: list[Broken]
+    unreadable: list[Broken]
+    opened: int
+    smallest: Size | None = None
+    largest: Size | None = None
+    flat: int | None = None  # pictures of one colour, which are not compared
+    same: list[Pair] | None = None  # equal pixels; of several copies, each with the first
+    near: list[Pair] | None = None  # equal but for size and compression
+
+    @property
+    def leaks(self) -> list[Pair]:
+        """Pairs across splits: the model would be judged on what it has seen."""
+        return [pair for pair in (*(self.same or ()), *(self.near or ())) if pair.across]
+
+    def advice(self) -> list[Advice]:
+        """What to do, the most urgent first."""
+        leaks, out = len(self.leaks), self.left_out
+        within = len(self.same or ()) + len(self.near or ()) - leaks
+        skip = "or leave them out with `meshcap data pack --skip-broken`"
+        lines = (
+            (True, "missing pictures", len(self.missing), f"say where they are by --pictures, {skip}"),
+            (True, "unreadable pictures", len(self.unreadable), f"fetch them again, {skip}"),
+            (True, "pairs in two splits", leaks, "take one of each out, or scores on val and test flatter"),
+            (False, "pairs within a split", within, "take one of each out, or it counts double"),
+            (False, "pictures of one colour", self.flat or 0, "look whether they should be there"),
+            (False, "pictures without captions", len(out.without_captions), "they are left out"),
+            (False, "pictures in no split's list", out.in_no_list, "they are left out"),
+            (False, "empty captions", out.empty_captions, "they are left out"),
+            (
+                False,
+                "captions told twice of a picture",
+                self.captions.repeated_of_picture,
+                "keep one, if it is no vote",
+            ),
+            (False, "samples that name no picture", self.captions_alone, "their features must come from elsewhere"),
+        )
+        found = [Advice(must, f"{what}: {count:,} - {do}") for must, what, count, do in lines if count]
+        absent = [split for split in ("train", "val") if split not in self.splits]
+        return found + [Advice(False, f"no pictures in {split} - training needs some") for split in absent]
+
+    @property
+    def must_fix(self) -> bool:
+        return any(line.must for line in self.advice())
+
+    def to_dict(self) -> dict[str, Any]:
+        told = asdict(self)
+        for name in ("missing", "unreadable", "same", "near"):
+            told[name] = None if told[name] is None else [one._asdict() for one in getattr(self, name)]
+        for name in ("smallest", "largest"):
+            told[name] = None if told[name] is None else getattr(self, name)._asdict()
+        told["leaks"] = [pair._asdict() for pair in self.leaks]
+        told["advice"] = [line._asdict() for line in self.advice()]
+        return told
+
+
+def check(
+    dataset: Dataset,
+    *,
+    fast: bool = False,
+    workers: int | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> Report:
+    """Look a dataset over.
+
+    Args:
+        fast: only look whether pictures are there; open none.
+        workers: processes; as many as there are cores unless told.
+        progress: told the number of pictures done, now and then.
+    """
+    with_picture = [sample for sample in dataset if sample.picture is not None]
+    missing = [
+        Broken(sample.id, sample.split, f"{sample.picture} is not there")
+        for sample in with_picture
+        if isinstance(sample.picture, FileSource) and not sample.picture.path.is_file()
+    ]
+    gone = {broken.id for broken in missing}
+    there = [sample for sample in with_picture if sample.id not in gone]
+    counted = Report(
+        name=dataset.name,
+        splits=dataset.counts(),
+        captions=count_captions(dataset.samples),
+        left_out=dataset.left_out,
+        captions_alone=len(dataset) - len(with_picture),
+        missing=missing,
+        unreadable=[],
+        opened=0,
+    )
+    return counted if fast else _with_pictures(counted, there, workers, progress)
+
+
+def _with_pictures(
+    report: Report, samples: list[Sample], workers: int | None, progress: Callable[[int], object] | None
+) -> Report:
+    good: list[Sample] = []
+    prints: list[Fingerprint] = []
+    unreadable: list[Broken] = []
+    sources = (sample.picture for sample in samples if sample.picture is not None)
+    for number, (sample, seen) in enumerate(zip(samples, spread(look, sources, workers), strict=True), start=1):
+        if isinstance(seen, str):
+            unreadable.append(Broken(sample.id, sample.split, seen))
+        else:
+            good.append(sample)
+            prints.append(seen)
+        if progress:
+            progress(number)
+    sizes = [Size(one.width, one.height, sample.id) for one, sample in zip(prints, good, strict=True)]
+    first: dict[bytes, int] = {}
+    same = [(first[one.pixels], n) for n, one in enumerate(prints) if first.setdefault(one.pixels, n) != n]
+    return replace(
+        report,
+        unreadable=unreadable,
+        opened=len(samples),
+        smallest=min(sizes, key=_area, default=None),
+        largest=max(sizes, key=_area, default=None),
+        flat=sum(one.flat for one in prints),
+        same=[_pair(good, i, j) for i, j in same],
+        near=[_pair(good, i, j) for i, j in near_duplicates(prints, [sample.split for sample in good])],
+    )
+
+
+def _area(size: Size) -> int:
+    return size.width * size.height
+
+
+def _pair(samples: list[Sample], i: int, j: int) -> Pair:
+    return Pair(samples[i].id, samples[i].split, samples[j].id, samples[j].split)
+
+
+def look(source: Source) -> Fingerprint | str:
+    """A picture's fingerprint, or one line that says why it cannot be read. Runs in worker processes."""
+    from meshcap.vision.pictures import read_picture
+
+    try:
+        return fingerprint(read_picture(source.read()))
+    except MeshcapError as mistake:
+        return str(mistake).replace("the picture", str(source), 1)

@@ -1,0 +1,85 @@
+"""Work on many pictures with all cores, results in the order of the pictures."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from itertools import islice
+from typing import TypeVar
+
+from meshcap.errors import MeshcapError
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+CHUNK = 16  # pictures handed over at once: enough that handing over costs nothing beside decoding
+AHEAD = 4  # chunks a worker may be ahead of the reader, so that results do not pile up
+
+
+def cores() -> int:
+    """Those that this process may use, which in a container are fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def spread(work: Callable[[Item], Result], items: Iterable[Item], workers: int | None = None) -> Iterator[Result]:
+    """`map(work, items)` by several processes; `work` is a function of a module, or a partial of one.
+
+    Args:
+        workers: processes; as many as there are cores unless told, and with 1 everything stays in this process.
+
+    Raises:
+        MeshcapError: a worker was killed, as happens where memory runs out.
+    """
+    workers = cores() if workers is None else workers
+    if workers < 1:
+        raise MeshcapError(f"{workers} workers were asked for, expected at least 1")
+    if workers == 1:
+        yield from map(work, items)
+        return
+    # Workers start from a clean process: a fork of this one would inherit locks that torch and the progress bar hold.
+    methods = multiprocessing.get_all_start_methods()
+    context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
+    if hasattr(context, "set_forkserver_preload"):
+        context.set_forkserver_preload(["meshcap.vision.pictures"])  # torch is imported once, not by every worker
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_leave_with_parent)
+    try:
+        rest = iter(items)
+        waiting = deque(pool.submit(_chunk, work, chunk) for chunk in _chunks(rest, workers * AHEAD))
+        while waiting:
+            yield from waiting.popleft().result()
+            waiting.extend(pool.submit(_chunk, work, chunk) for chunk in _chunks(rest, 1))
+    except BrokenProcessPool as error:
+        raise MeshcapError(f"a worker was killed, perhaps for want of memory: try fewer than {workers}") from error
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _chunks(items: Iterator[Item], most: int) -> Iterator[list[Item]]:
+    for _ in range(most):
+        if not (chunk := list(islice(items, CHUNK))):
+            return
+        yield chunk
+
+
+def _chunk(work: Callable[[Item], Result], items: list[Item]) -> list[Result]:
+    return [work(item) for item in items]
+
+
+def _leave_with_parent() -> None:
+    """Workers whose parent was killed would wait for more work for ever; whose parent was interrupted, is told."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def leave() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=leave, daemon=True).start()
