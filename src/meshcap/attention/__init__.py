@@ -1,6 +1,8 @@
 """Ways of looking."""
 
 from meshcap.attention.cache import HistoryCache, State, empty_history, reorder_history
+from meshcap.attention.hierarchical import DeepLook, HierarchicalAttention, box_groups, grid_groups, members
+from meshcap.attention.key_value import KeyValueAttention, Look, MultiHead
 from meshcap.attention.multi_head import (
     CrossAttention,
     SelfAttention,
@@ -11,18 +13,64 @@ from meshcap.attention.multi_head import (
     join_heads,
     split_heads,
 )
+from meshcap.attention.saliency import SALIENCIES, Gate, MaxPool, WinnerTakeAll, make_saliency
+from meshcap.attention.scores import SCORES, Additive, Bilinear, Dot, ScaledDot, Score, make_score
+from meshcap.attention.select import (
+    SELECTS,
+    RunningMean,
+    Sampled,
+    Select,
+    Selection,
+    hardest,
+    make_select,
+    sample,
+    score_function_loss,
+    soft,
+    straight_through,
+)
 
 __all__ = [
+    "SALIENCIES",
+    "SCORES",
+    "SELECTS",
+    "Additive",
+    "Bilinear",
     "CrossAttention",
+    "DeepLook",
+    "Dot",
+    "Gate",
+    "HierarchicalAttention",
     "HistoryCache",
+    "KeyValueAttention",
+    "Look",
+    "MaxPool",
+    "MultiHead",
+    "RunningMean",
+    "Sampled",
+    "ScaledDot",
+    "Score",
+    "Select",
+    "Selection",
     "SelfAttention",
     "State",
+    "WinnerTakeAll",
     "additive_mask",
     "attend",
     "attend_groups",
     "attend_openly",
+    "box_groups",
     "empty_history",
+    "grid_groups",
+    "hardest",
     "join_heads",
+    "make_saliency",
+    "make_score",
+    "make_select",
+    "members",
     "reorder_history",
+    "sample",
+    "score_function_loss",
+    "soft",
     "split_heads",
+    "straight_through",
 ]
