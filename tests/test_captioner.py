@@ -1,14 +1,18 @@
-"""Captioner: regions in, sentences out."""
+"""Captioner: pictures or regions in, sentences out."""
 
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import tiny
 from meshcap import Captioner, MeshcapError, Regions
+from meshcap.data.draw import draw_scene
 from meshcap.decoding import Beam, Greedy, Sample
 from meshcap.text import Vocabulary
+from meshcap.vision import create_vision
 
 WORDS = ["<unk>", "<pad>", "<bos>", "<eos>", "a", "dog", "'s", "red", "ball", "of"]
 
@@ -59,7 +63,8 @@ def test_what_cannot_be_mentioned_is_counted(speaker: Captioner) -> None:
     assert caption.missing == 1
 
 
-def test_good_endings(speaker: Captioner) -> None:
+def test_good_endings() -> None:
+    speaker = Captioner(tiny.build("m2", seed=6), Vocabulary(WORDS))  # one whose captions mostly end by themselves
     regions = tiny.pictures(*range(1, 9))
 
     def endings(**options: bool) -> list[str]:
@@ -126,3 +131,56 @@ def test_a_vocabulary_of_another_size_is_refused() -> None:
         Captioner(tiny.build("m2"), Vocabulary(WORDS[:-1]))
     with pytest.raises(MeshcapError, match="<unk> is word 1 of the vocabulary and 0 of the model"):
         Captioner(tiny.build("m2"), Vocabulary(["<pad>", "<unk>", *WORDS[2:]]))
+
+
+@pytest.fixture(scope="module")
+def seeing() -> Captioner:
+    vision = create_vision("patches", size=48)
+    words = [*WORDS[:4], *(f"w{number}" for number in range(30))]
+    model = tiny.build("m2", seed=4, d_input=vision.width, vocab_size=len(words), never=(0, 1, 2))
+    return Captioner(model, Vocabulary(words), vision)
+
+
+def test_pictures_of_every_kind(seeing: Captioner, tmp_path: Path) -> None:
+    """A path, a PIL image, an array and the bytes of a file show the same picture."""
+    image = draw_scene(5, 64).image.convert("RGB")
+    image.save(tmp_path / "scene.png")
+    options = {"max_length": 9}
+    expected = seeing.caption(image, **options)
+    assert not isinstance(expected, list)
+    path = tmp_path / "scene.png"
+    for picture in (path, str(path), np.asarray(image), path.read_bytes()):
+        assert seeing.caption(picture, **options).words == expected.words
+        assert seeing.caption(picture, **options).score == pytest.approx(expected.score, abs=1e-4)
+    together = seeing.caption([path, image, draw_scene(6, 64).image], batch_size=2, **options)
+    assert [one.words for one in together[:2]] == [expected.words] * 2
+    assert together[2].score != pytest.approx(expected.score, abs=1e-4)
+    regions = seeing.look([image])
+    assert seeing.caption(regions, **options)[0].words == expected.words
+
+
+def test_eyes_travel_with_the_folder(seeing: Captioner, tmp_path: Path) -> None:
+    seeing.save_pretrained(tmp_path / "model")
+    again = Captioner.from_pretrained(tmp_path / "model")
+    image = draw_scene(7, 80).image
+    assert again.caption(image, max_length=9).words == seeing.caption(image, max_length=9).words
+    assert again.vision.preprocess == seeing.vision.preprocess
+
+
+def test_pictures_that_cannot_be_captioned(seeing: Captioner, speaker: Captioner, tmp_path: Path) -> None:
+    (tmp_path / "bad.png").write_bytes(b"nothing")
+    for captioner, pictures, message in (
+        (seeing, tmp_path / "bad.png", "bad.png"),
+        (seeing, tmp_path / "gone.png", "gone.png"),
+        (seeing, [], "no pictures given"),
+        (seeing, b"", "picture"),
+        (speaker, draw_scene(1, 48).image, "no vision of its own"),
+    ):
+        with pytest.raises(MeshcapError, match=re.escape(message)) as told:
+            captioner.caption(pictures, max_length=9)
+        assert "\n" not in str(told.value)
+
+
+def test_eyes_and_model_must_fit(speaker: Captioner) -> None:
+    with pytest.raises(MeshcapError, match="108 numbers a region and the model was made for 6"):
+        Captioner(speaker.model, speaker.vocabulary, create_vision("patches", size=48))

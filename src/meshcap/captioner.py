@@ -1,11 +1,11 @@
-"""Captioner: the one object that most people touch. A model and its vocabulary: regions in, sentences out."""
+"""Captioner: the one object that most people touch. Eyes, a model and its vocabulary: pictures in, sentences out."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, overload
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ from meshcap.models.pretrained import find_file
 from meshcap.regions import Regions
 from meshcap.text import Vocabulary
 from meshcap.text.endings import BAD_ENDINGS
+from meshcap.vision import Vision, load_vision, save_vision
+from meshcap.vision.pictures import Source, read_picture
 
 VOCABULARY = "vocabulary.json"
 
@@ -38,13 +40,13 @@ class Caption:
 
 
 class Captioner:
-    """Captions pictures that have been turned into `Regions`.
+    """Captions pictures; without a vision, pictures that have been turned into `Regions` elsewhere.
 
     On a CPU the weights are laid out for its matrix kernels; on a CUDA GPU decoding steps are captured once for each
     batch shape and replayed.
     """
 
-    def __init__(self, model: CaptionModel, vocabulary: Vocabulary):
+    def __init__(self, model: CaptionModel, vocabulary: Vocabulary, vision: Vision | None = None):
         if len(vocabulary) != model.config.vocab_size:
             raise MeshcapError(
                 f"the vocabulary has {len(vocabulary)} words and the model was made for {model.config.vocab_size}: "
@@ -56,8 +58,14 @@ class Captioner:
                     f"<{name}> is word {getattr(vocabulary, name)} of the vocabulary and {getattr(model.config, name)} "
                     "of the model: they do not belong together"
                 )
+        if vision is not None and vision.width != model.config.d_input:
+            raise MeshcapError(
+                f"the vision gives {vision.width} numbers a region and the model was made for {model.config.d_input}: "
+                "they do not belong together"
+            )
         self.model = model.eval()
         self.vocabulary = vocabulary
+        self.vision = None if vision is None else vision.eval()
         self.graphs = Graphs()
 
     @classmethod
@@ -74,24 +82,70 @@ class Captioner:
         `dtype` is float32, bfloat16 or float16, or int8 for weights of 8 bits on a CPU.
         """
         vocabulary = Vocabulary.load(find_file(name_or_folder, VOCABULARY, **hub))
-        captioner = cls(load(name_or_folder, **hub), vocabulary)
+        captioner = cls(load(name_or_folder, **hub), vocabulary, load_vision(name_or_folder, **hub))
         int8 = dtype == torch.int8
-        captioner.model.to(device=device, dtype=torch.float32 if int8 else dtype).requires_grad_(False)
+        for part in (captioner.model, captioner.vision):
+            if part is not None:
+                part.to(device=device, dtype=torch.float32 if int8 else dtype).requires_grad_(False)
         if torch.device(device).type == "cpu" or int8:
             pack(captioner.model, int8=int8)
         return captioner
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write model and vocabulary into a folder, each file whole or not at all."""
+        """Write vision, vocabulary and model into a folder, each file whole or not at all."""
         folder = Path(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise MeshcapError(f"{folder} cannot be made a model folder: {error.strerror}") from error
+        if self.vision is not None:
+            save_vision(self.vision, folder)
         self.vocabulary.save(folder / VOCABULARY)
         self.model.save_pretrained(folder)
 
-    def caption(
+    @torch.no_grad()
+    def look(self, pictures: Sequence[Source]) -> Regions:
+        """Regions of pictures: paths, PIL images, arrays or the bytes of files.
+
+        Raises:
+            MeshcapError: this captioner reads precomputed features only, or a picture cannot be read.
+        """
+        if self.vision is None:
+            raise MeshcapError("this captioner has no vision of its own: give it Regions instead of pictures")
+        preprocess = self.vision.preprocess
+        pixels = [preprocess.pixels(read_picture(one, at_least=preprocess.size)) for one in pictures]
+        if not pixels:
+            raise MeshcapError("no pictures given: expected at least one")
+        return self.vision(torch.stack(pixels).to(self.vision.device))
+
+    @overload
+    def caption(self, pictures: Regions | list[Source] | tuple[Source, ...], **options: Any) -> list[Caption]: ...
+    @overload
+    def caption(self, pictures: Source, **options: Any) -> Caption: ...
+    def caption(self, pictures: Any, *, batch_size: int = 64, **options: Any) -> list[Caption] | Caption:
+        """A caption for each picture; of one picture alone, its caption.
+
+        Args:
+            pictures: a path, a PIL image, an array, the bytes of a file, a list of such, or Regions.
+            batch_size: pictures looked at together.
+            options: those of `describe`.
+
+        Raises:
+            MeshcapError: pictures that cannot be read, unknown words, options that contradict each other.
+        """
+        if isinstance(pictures, Regions):
+            if len(pictures) > batch_size:  # here, where a complaint can name the picture by its own number
+                Regions.checked(pictures, width=self.model.config.d_input, boxes=self.model.config.boxes)
+            parts = (pictures[start : start + batch_size] for start in range(0, len(pictures), batch_size))
+            return [caption for part in parts for caption in self.describe(part, **options)]
+        if not isinstance(pictures, list | tuple):
+            return self.describe(self.look([pictures]), **options)[0]
+        if not pictures:
+            raise MeshcapError("no pictures given: expected at least one")
+        blocks = (pictures[start : start + batch_size] for start in range(0, len(pictures), batch_size))
+        return [caption for block in blocks for caption in self.describe(self.look(block), **options)]
+
+    def describe(
         self,
         regions: Regions,
         *,
@@ -104,9 +158,8 @@ class Captioner:
         no_repeat_ngram: int = 0,
         good_endings: bool = False,
         attention: bool = False,
-        batch_size: int = 64,
     ) -> list[Caption]:
-        """A caption for each picture.
+        """A caption for each picture of a batch.
 
         Args:
             max_length, min_length: in words, the end counted as one; 20 at most and one real word at least by default.
@@ -136,20 +189,16 @@ class Captioner:
                 raise MeshcapError("required words need a beam search: leave the strategy out or give a Beam")
             beam = strategy or Beam()
             strategy = ConstrainedBeam(self._requirements(mention), beam.beams, beam.length_penalty)
-        regions = regions.to(self.model.device, self.model.dtype)
-        captions: list[Caption] = []
-        for start in range(0, len(regions), batch_size):
-            found = decode(
-                self.model,
-                regions[start : start + batch_size],
-                strategy,
-                rules,
-                n_best=n_best,
-                attention=attention,
-                graphs=self.graphs,
-            )
-            captions.extend(self._captions(found, len(mention)))
-        return captions
+        found = decode(
+            self.model,
+            regions.to(self.model.device, self.model.dtype),
+            strategy,
+            rules,
+            n_best=n_best,
+            attention=attention,
+            graphs=self.graphs,
+        )
+        return list(self._captions(found, len(mention)))
 
     def _requirements(self, mention: Sequence[str | Sequence[str]]) -> list[list[list[list[int]]]]:
         phrases = [[one] if isinstance(one, str) else list(one) for one in mention]

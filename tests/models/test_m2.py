@@ -108,14 +108,20 @@ def test_first_level_starts_from_projected_features_and_boxes() -> None:
     torch.testing.assert_close(model.encode(regions)["levels"], expected[None], **CLOSE)
 
 
+@pytest.mark.parametrize("loudness", [(1, 1, 1, 1), (3, 3, 3, 1.5)])
 @torch.no_grad()
-def test_box_embedding() -> None:
-    """Centre and size, as they are and as waves of doubling frequency."""
-    embedding = BoxEmbedding(D, waves=2)
+def test_box_embedding(loudness: tuple[float, ...]) -> None:
+    """Centre and size, as they are and as waves of doubling frequency; the longest may be the loudest."""
+    embedding = BoxEmbedding(D, waves=3, loud_long=loudness[0] > 1)
     box = [0.1, 0.2, 0.5, 0.8]
     place = [0.3, 0.5, 0.4, 0.6]  # centre x, centre y, width, height
-    phases = [math.pi * frequency * number for number in place for frequency in (1, 2)]
-    numbers = [*place, *map(math.sin, phases), *map(math.cos, phases)]
+    waves = [
+        loud * wave(math.pi * frequency * number)
+        for wave in (math.sin, math.cos)
+        for number in place
+        for frequency, loud in zip((1, 2, 4), loudness[1:], strict=True)
+    ]
+    numbers = [*(loudness[0] * number for number in place), *waves]
     expected = embedding.linear(torch.tensor(numbers))
     torch.testing.assert_close(embedding(torch.tensor([[box]]))[0, 0], expected, **CLOSE)
 

@@ -88,6 +88,22 @@ def timed(work: Callable[[], object], device: torch.device, repeat: int) -> floa
     return statistics.median(seconds)
 
 
+def paced(work: Callable[[], object], device: torch.device, repeat: int) -> float:
+    """The mean seconds of `work` done many times in a row after a warm-up: the host may run ahead of a GPU, as it does
+    in real training."""
+    for _ in range(3):
+        work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    clock = time.perf_counter if device.type == "cuda" else time.process_time
+    start = clock()
+    for _ in range(repeat):
+        work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return (clock() - start) / repeat
+
+
 def peak_memory(device: torch.device) -> float:
     """Bytes: of the GPU's allocator, or of the whole process."""
     if device.type == "cuda":

@@ -24,6 +24,9 @@ from meshcap.errors import MeshcapError
 # In the order of `meshcap --help`.
 COMMANDS: dict[str, str] = {
     "caption": "meshcap.cli.caption:caption",
+    "train": "meshcap.cli.train:train",
+    "evaluate": "meshcap.cli.evaluate:evaluate",
+    "data": "meshcap.cli.data:app",
     "import-reference": "meshcap.cli.import_reference:import_reference",
     "score": "meshcap.cli.score:score",
     "tokenize": "meshcap.cli.tokenize:tokenize",
@@ -46,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             sys.stdout.flush()  # here, where a reader that went away can still be caught
     except MeshcapError as mistake:
         print("error:", " ".join(str(mistake).splitlines()), file=sys.stderr)
-        sys.exit(2)
+        sys.exit(mistake.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:

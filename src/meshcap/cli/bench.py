@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from meshcap.cli import options
+from meshcap.errors import MeshcapError
 
 if TYPE_CHECKING:
     import torch
@@ -77,6 +78,51 @@ def train_step(
         seed=seed or 0,
     )
     tell("Training step", rows, where, json)
+
+
+@app.command("train")
+def train(
+    work: Annotated[
+        list[str] | None, typer.Option(help="cells, pictures or scst; may be given several times.", show_default="all")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=2, help="Pictures of a step; four times as many of cells.")] = 256,
+    pictures: Annotated[int, typer.Option(min=8, help="Made-up pictures with captions.")] = 20_000,
+    steps: Annotated[int, typer.Option(min=1, help="Steps to time.")] = 20,
+    width: Annotated[int, typer.Option(min=64, help="Width of the model.")] = 512,
+    layers: Annotated[int, typer.Option(min=1, help="Of encoder and decoder each.")] = 3,
+    vision: Annotated[str, typer.Option(help="Eyes that learn.")] = "efficientnet-lite2",
+    size: Annotated[int, typer.Option(min=32, help="Pixels of a picture.")] = 256,
+    compiled: Annotated[bool, typer.Option(help="Compile the steps (CUDA only, by default).")] = True,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
+    seed: options.Seed = 0,
+    json: options.Json = False,
+) -> None:
+    """Time the steps of real training runs: cross-entropy with frozen and with learning eyes, and self-critical.
+
+    Example: meshcap bench train --device cuda
+    """
+    from meshcap.bench.train import bench_train
+
+    where, _ = options.apply(device, "auto", threads, seed)
+    chosen = tuple(work or ("cells", "pictures", "scst"))
+    for one in chosen:
+        if one not in ("cells", "pictures", "scst"):
+            raise MeshcapError(f"there is no work {one!r} to time, expected cells, pictures or scst")
+    rows = bench_train(
+        where,
+        work=chosen,
+        batch=batch,
+        pictures=pictures,
+        steps=steps,
+        compiled=compiled and where.type == "cuda",
+        d_model=width,
+        layers=layers,
+        vision_name=vision,
+        size=size,
+        seed=seed or 0,
+    )
+    tell("Training", rows, where, json)
 
 
 @app.command("score")

@@ -12,12 +12,17 @@ from meshcap.cli import options
 from meshcap.errors import MeshcapError
 
 if TYPE_CHECKING:
-    from meshcap.captioner import Caption
+    from meshcap.captioner import Caption, Captioner
     from meshcap.decoding import Strategy
+    from meshcap.regions import Regions
+
+BATCH = 16  # pictures captioned together: captions begin to appear soon
 
 
 def caption(
-    paths: Annotated[list[Path], typer.Argument(help="Region features: .npy, .npz or .safetensors, one a picture.")],
+    paths: Annotated[
+        list[Path], typer.Argument(help="Pictures, folders of them, or region features (.npy, .npz, .safetensors).")
+    ],
     model: Annotated[str, typer.Option(help="A model folder, or a name on the Hugging Face hub.")],
     beams: Annotated[int, typer.Option(min=1, help="Hypotheses of a beam search; 1 is greedy.")] = 5,
     groups: Annotated[int, typer.Option(min=1, help="Groups of beams that avoid each other's words.")] = 1,
@@ -43,12 +48,12 @@ def caption(
 ) -> None:
     """Write a sentence for each picture.
 
-    Example: meshcap caption features/*.npy --model m2-public --n-best 3
+    A picture that cannot be read is told on stderr, the others are captioned, and the exit code is 2.
+
+    Example: meshcap caption holiday/*.jpg --model my-captioner --n-best 3
     """
     from meshcap.captioner import Captioner
-    from meshcap.data.features import read_features
     from meshcap.decoding import Beam, DiverseBeam, Sample
-    from meshcap.regions import Regions
 
     where, precision = options.apply(device, dtype, threads, seed)
     strategy: Strategy
@@ -60,28 +65,85 @@ def caption(
         strategy = DiverseBeam(max(beams, n_best), groups, length_penalty=length_penalty)
     else:
         strategy = Beam(max(beams, n_best), length_penalty)
-    pairs = [read_features(path) for path in paths]
-    boxes = [b for _, b in pairs if b is not None]
-    if boxes and len(boxes) < len(pairs):
-        raise MeshcapError(f"{len(boxes)} of {len(pairs)} files have boxes: expected all or none")
+    files = spread(paths)
     captioner = Captioner.from_pretrained(model, device=where, dtype=precision)
-    captions = captioner.caption(
-        Regions.collate([features for features, _ in pairs], boxes or None),
-        strategy=strategy,
-        n_best=n_best,
-        max_length=max_length,
-        min_length=min_length,
-        mention=[one.split("|") for one in mention or []],
-        avoid=avoid or [],
-        no_repeat_ngram=no_repeat_ngram,
-        good_endings=good_endings,
-    )
-    for path, found in zip(paths, captions, strict=True):
-        if json:
-            typer.echo(json_format.dumps({"file": str(path), **as_json(found)}, ensure_ascii=False))
+    wishes: dict[str, Any] = {
+        "strategy": strategy,
+        "n_best": n_best,
+        "max_length": max_length,
+        "min_length": min_length,
+        "mention": [one.split("|") for one in mention or []],
+        "avoid": avoid or [],
+        "no_repeat_ngram": no_repeat_ngram,
+        "good_endings": good_endings,
+    }
+    broken = 0
+    for start in range(0, len(files), BATCH):
+        block = files[start : start + BATCH]
+        regions, readable, complaints = seen(captioner, block)
+        for line in complaints:
+            typer.echo(f"error: {line}", err=True)
+        broken += len(complaints)
+        captions = captioner.describe(regions, **wishes) if regions is not None else []
+        for path, found in zip(readable, captions, strict=True):
+            if json:
+                typer.echo(json_format.dumps({"file": str(path), **as_json(found)}, ensure_ascii=False))
+            else:
+                for one in (found, *found.alternatives):
+                    typer.echo(f"{path}\t{one.confidence:.2f}\t{one.text}")
+    if broken:
+        raise typer.Exit(2)
+
+
+def spread(paths: list[Path]) -> list[Path]:
+    """Files, and the pictures inside folders, by name."""
+    from meshcap.vision.pictures import is_picture_path
+
+    found: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            found.append(path)
+        elif inside := sorted(one for one in path.iterdir() if one.is_file() and is_picture_path(one)):
+            found += inside
         else:
-            for one in (found, *found.alternatives):
-                typer.echo(f"{path}\t{one.confidence:.2f}\t{one.text}")
+            raise MeshcapError(f"{path} is a folder without pictures: expected pictures, or a folder of them")
+    return found
+
+
+def seen(captioner: Captioner, files: list[Path]) -> tuple[Regions | None, list[Path], list[str]]:
+    """Regions of what can be read, whose they are, and a line about each of the others."""
+    from meshcap.data.features import SUFFIXES, read_features
+    from meshcap.regions import Regions
+    from meshcap.vision.pictures import read_picture
+
+    precomputed = [path for path in files if path.suffix in SUFFIXES]
+    if precomputed and len(precomputed) < len(files):
+        raise MeshcapError(f"{precomputed[0]} holds region features and others are pictures: expected one kind")
+    if not precomputed and captioner.vision is None:
+        raise MeshcapError(
+            f"this model reads region features and cannot look at {files[0]}: expected {', '.join(SUFFIXES)}"
+        )
+    found: list[Any] = []
+    readable: list[Path] = []
+    complaints: list[str] = []
+    for path in files:
+        try:
+            if precomputed:
+                found.append(read_features(path))
+            else:
+                assert captioner.vision is not None
+                found.append(read_picture(path, at_least=captioner.vision.preprocess.size))
+            readable.append(path)
+        except MeshcapError as error:
+            complaints.append(str(error))
+    if not found:
+        return None, [], complaints
+    if not precomputed:
+        return captioner.look(found), readable, complaints
+    boxes = [b for _, b in found if b is not None]
+    if boxes and len(boxes) < len(found):
+        raise MeshcapError(f"{len(boxes)} of {len(found)} files have boxes: expected all or none")
+    return Regions.collate([features for features, _ in found], boxes or None), readable, complaints
 
 
 def as_json(found: Caption) -> dict[str, Any]:

@@ -103,6 +103,13 @@ def score(
         found = (comparison or result).to_dict() | {"warnings": warnings}
         typer.echo(json_format.dumps(found, ensure_ascii=False, allow_nan=False))
         return
+    show_result(result, comparison)
+
+
+def show_result(result: Result, comparison: Comparison | None = None) -> None:
+    """Tables for a person."""
+    from rich.console import Console
+
     console = Console()
     console.print(_differences(comparison) if comparison else _scores(result))
     if result.domains:

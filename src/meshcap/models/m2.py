@@ -109,7 +109,7 @@ class Encoder(nn.Module):
     def __init__(self, config: M2Config):
         super().__init__()
         self.project = nn.Linear(config.d_input, config.d_model)
-        self.box = BoxEmbedding(config.d_model) if config.boxes else None
+        self.box = BoxEmbedding(config.d_model, loud_long=config.loud_long_waves) if config.boxes else None
         self.norm = Norm(config.d_model)
         self.dropout = nn.Dropout(config.dropout)
         self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
@@ -328,6 +328,10 @@ class M2(CaptionModel):
 
     def reorder(self, state: State, parents: Tensor) -> None:
         reorder_history(state, parents)
+
+    def read(self, encoded: State, ids: Tensor) -> Tensor:
+        self.expect_length(ids.shape[-1])
+        return self.decoder(encoded["levels"], encoded.get("visible"), ids)
 
     def forward(self, regions: Regions, ids: Tensor, *, attention: bool = False) -> Tensor | tuple[Tensor, State]:
         self.expect_length(ids.shape[-1])

@@ -39,6 +39,7 @@ class ModelConfig:
     dropout: float = 0.1
     max_length: int = 54  # words of a caption, <eos> included
     boxes: bool = True  # embed each region's own box
+    loud_long_waves: bool = False  # of boxes: see `BoxEmbedding`
     unk: int = 0
     pad: int = 1
     bos: int = 2
@@ -160,6 +161,13 @@ class CaptionModel(
         raise NotImplementedError
 
     def reorder(self, state: State, parents: Tensor) -> None:
+        raise NotImplementedError
+
+    def read(self, encoded: State, ids: Tensor) -> Tensor:
+        """Teacher-forced over pictures looked at already, with gradients: ids (B, S, T) -> log-probs (B, S, T, V).
+
+        Training reads captions of different lengths in several such passes and encodes the pictures once.
+        """
         raise NotImplementedError
 
     @overload

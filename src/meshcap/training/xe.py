@@ -2,19 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
 
 from meshcap.models import CaptionModel
 from meshcap.regions import Regions
 
 
-def xe_loss(model: CaptionModel, regions: Regions, ids: Tensor) -> Tensor:
-    """The mean negative log-probability of each next word.
+def targets(ids: Tensor, *, pad: int, unk: int, never: Sequence[int]) -> Tensor:
+    """Which of the next words count, of ids (…, T): not padding, and not `<unk>` where the model may never say it."""
+    words = ids[..., 1:]
+    counted = words != pad
+    return counted & (words != unk) if unk in never else counted
+
+
+def xe_sum(model: CaptionModel, regions: Regions, rectangles: Sequence[Tensor], smoothing: float = 0.0) -> Tensor:
+    """The summed cross-entropy of every next word; pictures are encoded once for all their captions.
 
     Args:
-        ids: (B, T) or (B, S, T), from `<bos>` to `<eos>`, filled up with `<pad>`, which is not counted.
+        rectangles: (B, S, T) each, from `<bos>` to `<eos>`, filled up with `<pad>`, which is not counted.
+        smoothing: this share of the probability should be spread evenly over all words that may be said.
     """
-    words = ids[..., 1:]
-    log_probs = model(regions, ids[..., :-1]).gather(-1, words[..., None])[..., 0]  # (B, S, T - 1)
-    said = words != model.config.pad
-    return -log_probs.where(said, 0).sum() / said.sum().clamp_min(1)
+    config = model.config
+    encoded = model.encode(regions)
+    total = torch.zeros((), device=regions.features.device)
+    sayable = config.vocab_size - len(set(config.never_said))
+    for ids in rectangles:
+        counted = targets(ids, pad=config.pad, unk=config.unk, never=config.never_said)
+        log_probs = model.read(encoded, ids[..., :-1])  # (B, S, T - 1, V)
+        loss = -log_probs.gather(-1, ids[..., 1:, None])[..., 0]
+        if smoothing:
+            even = -log_probs.masked_fill(log_probs == float("-inf"), 0).sum(-1) / sayable
+            loss = (1 - smoothing) * loss + smoothing * even
+        total = total + loss.where(counted, 0).sum()
+    return total
+
+
+def xe_loss(model: CaptionModel, regions: Regions, ids: Tensor, smoothing: float = 0.0) -> Tensor:
+    """The mean cross-entropy of each next word of ids (B, T) or (B, S, T)."""
+    config = model.config
+    captions = ids if ids.dim() == 3 else ids[:, None]
+    counted = targets(captions, pad=config.pad, unk=config.unk, never=config.never_said)
+    return xe_sum(model, regions, [captions], smoothing) / counted.sum().clamp_min(1)

@@ -1,0 +1,423 @@
+"""`meshcap train` as people call it: what it refuses, what it leaves behind, and what it promises beforehand."""
+
+import json
+import os
+import shutil
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+import tiny_data
+from meshcap import Captioner
+from meshcap.text import Vocabulary
+from meshcap.training.settings import TrainSettings
+from meshcap.training.trainer import Trainer
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_data.scenes(tmp_path_factory.mktemp("scenes"), train=16, val=3, test=2)
+
+
+@pytest.fixture(scope="module")
+def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    assert tiny_data.call(tiny_data.train_words(data, folder, xe=6, scst=2)) == 0
+    return folder
+
+
+def content(folder: Path) -> dict[str, bytes | None]:
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, words: list[str], message: str) -> str:
+    """One line, exit code 2, and the disk as it was before."""
+    before = content(tmp_path)
+    capsys.readouterr()
+    assert tiny_data.call(words) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: "), err
+    assert err.count("\n") == 1
+    assert message in err
+    assert content(tmp_path) == before
+    return err
+
+
+def changed(data: Path, folder: Path, change) -> Path:
+    """A copy of the dataset whose lines went through `change`."""
+    shutil.copytree(data.parent, folder)
+    return tiny_data.write_lines(folder / data.name, change(tiny_data.read_lines(data)))
+
+
+def test_what_a_run_leaves_behind(data: Path, run: Path) -> None:
+    names = {path.name for path in run.iterdir()}
+    assert {"config.json", "model.safetensors", "vocabulary.json", "vision", "training.json", "data.json"} <= names
+    assert {"log.jsonl", "checkpoints", "report.html", "scores.json", "captions-val.json"} <= names
+    scores = json.loads((run / "scores.json").read_text())
+    assert scores["steps"] == 8
+    assert 0 < scores["best_step"] <= 8
+    low, high = scores["val"]["intervals"]["CIDEr"]
+    assert low <= scores["val"]["scores"]["CIDEr"] <= high
+    captions = json.loads((run / "captions-val.json").read_text())
+    assert [one["image_id"] for one in captions] == ["16.png", "17.png", "18.png"]
+
+
+def test_the_run_folder_captions_pictures(data: Path, run: Path) -> None:
+    """As the report says it did: the file of captions comes from the model that lies there."""
+    captioner = Captioner.from_pretrained(run)
+    for one in json.loads((run / "captions-val.json").read_text()):
+        caption = captioner.caption(data.parent / one["image_id"], max_length=21, min_length=2)
+        assert caption.text == one["caption"]
+
+
+def test_what_is_told_at_the_end_is_of_the_best_model(data: Path, tmp_path: Path) -> None:
+    """And not of the last one, which is in memory."""
+    validate = Trainer._validate
+
+    def first_is_best(self: Trainer) -> None:
+        validate(self)
+        self.position.best = 1e9
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "_validate", first_is_best)
+        assert tiny_data.call(tiny_data.train_words(data, tmp_path / "run", xe=16, lr=3e-2)) == 0
+    assert json.loads((tmp_path / "run" / "scores.json").read_text())["best_step"] == 4
+    captioner = Captioner.from_pretrained(tmp_path / "run")
+    for one in json.loads((tmp_path / "run" / "captions-val.json").read_text()):
+        caption = captioner.caption(data.parent / one["image_id"], max_length=21)
+        assert caption.text == one["caption"]
+        assert caption.confidence == pytest.approx(one["confidence"], abs=1e-3)
+
+
+def test_the_reward_of_a_run_sees_the_end_of_captions(run: Path) -> None:
+    """Rewards without `<eos>` teach captions that stop in the middle; the run says how it was rewarded."""
+    newest = sorted((run / "checkpoints").iterdir())[-1]
+    events = json.loads((newest / "state.json").read_text())["events"]
+    rewards = [line for line in events if line.startswith("reward: ")]
+    assert len(rewards) == 1
+    assert rewards[0].startswith("reward: CIDEr-D")
+    assert "eos counted" in rewards[0]
+    assert "16 pictures" in rewards[0]
+
+
+def test_json_is_for_programs(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tiny_data.call(tiny_data.train_words(data, tmp_path / "run", "--json", xe=2)) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["steps"] == 2
+    assert told["val"]["scores"].keys() >= {"CIDEr", "BLEU-4", "ROUGE-L"}
+
+
+def test_dry_run_tells_and_writes_nothing(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tiny_data.call(tiny_data.train_words(data, tmp_path / "run", "--dry-run", xe=7, scst=3)) == 0
+    _, err = capsys.readouterr()
+    for told in ("train 16, val 3", "7 steps of 4 pictures × 3 captions", "3 steps of 4 pictures × 3 captions"):
+        assert told in err
+    assert "s a step" in err
+    assert "GiB at most" in err
+    assert "minutes" in err
+    assert not content(tmp_path)
+
+
+def test_every_setting_survives(tmp_path: Path) -> None:
+    """Each with a value that is not its default, so that none can be forgotten."""
+    other = {
+        "data": "d", "out": "o", "pictures": "p", "features": "f", "val_share": 0.3, "model": "transformer",
+        "start": "s", "vision": "patches", "size": 48, "geometry": "crop", "train_vision": True, "d_model": 8,
+        "heads": 4, "d_ff": 5, "encoder_layers": 6, "decoder_layers": 7, "slots": 0, "dropout": 0.5,
+        "options": {"mesh": "last"}, "tokenizer": "char", "min_count": 9, "max_words": 10, "max_length": 11,
+        "stages": ("scst",), "xe_steps": 12, "xe_epochs": None, "batch": 13, "captions": 14, "lr": 0.15,
+        "lr_vision": 0.0, "warmup": 0.16, "label_smoothing": 0.17, "weight_decay": 0.18, "clip": 0.19, "ema": 0.2,
+        "augment": 0.21, "region_dropout": 0.22, "scst_steps": None, "scst_epochs": 2.5, "scst_batch": 23,
+        "scst_lr": 0.24, "scst_lr_vision": 0.25, "samples": 26, "search": "beam", "temperature": 0.27, "top_k": 28,
+        "xe_weight": 0.29, "seed": 30, "precision": "bfloat16", "compile": False, "cache": "none", "workers": 31,
+        "accumulate": 32, "validate_every": 33, "val_pictures": 34, "val_beams": 35, "checkpoint_every": 36,
+        "patience": 37, "track": ("none",), "threads": 38,
+    }  # fmt: skip
+    assert set(other) == {field.name for field in fields(TrainSettings)}
+    settings = TrainSettings(**other)
+    settings.save(tmp_path)
+    assert TrainSettings.load(tmp_path) == settings
+    assert settings.to_dict() == {**settings.to_dict(), **other}
+
+
+def test_what_was_chosen_is_saved(run: Path) -> None:
+    settings = TrainSettings.load(run)
+    # Nothing that a run decided is left to decide again: a resumed run on another machine must not choose otherwise.
+    for name in ("batch", "lr", "xe_steps", "scst_steps", "precision", "dropout", "validate_every", "min_count"):
+        assert getattr(settings, name) is not None, name
+    assert settings.d_model == 16
+    assert settings.samples == 3
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("colour=red", "colour"),
+        ("d_model", "expected name=value"),
+        ("d_model=wide", "d_model is 'wide', expected a whole number"),
+        ("vision=5", "vision is 5, expected a text"),
+        ("train_vision=perhaps", "expected true or false"),
+        ("d_model=-4", "d_model is -4"),
+        ("heads=3", "multiple of heads"),
+        ("dropout=1.5", "dropout is 1.5"),
+        ("samples=1", "samples is 1"),
+        ("captions=2.5", "captions is 2.5"),
+        ("batch=0", "batch is 0"),
+        ("search=greedy", "search is 'greedy'"),
+        ("precision=fp16", "precision is 'fp16'"),
+        ("cache=disk", "cache is 'disk'"),
+        ("top_k=-2", "top_k is -2"),
+        ("augment=2", "augment is 2"),
+        ("xe_weight=-1", "xe_weight is -1"),
+        ("patience=-1", "patience is -1"),
+        ("mesh=diagonal", "diagonal"),
+        ("vision=telescope", "telescope"),
+        ("model=m3", "m3"),
+        ("size=50", "size is 50"),
+        ("tokenizer=french", "french"),
+    ],
+)
+def test_settings_that_make_no_sense(
+    setting: str, message: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = tiny_data.train_words(data, tmp_path / "run", "--set", setting)
+    refused(capsys, tmp_path, words, message)
+
+
+def test_models_own_settings_reach_the_model(data: Path, tmp_path: Path) -> None:
+    words = tiny_data.train_words(data, tmp_path / "run", xe=1, mesh="last", gates="softmax", slots=3, d_ff=20)
+    assert tiny_data.call(words) == 0
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert (config["mesh"], config["gates"], config["slots"], config["d_ff"]) == ("last", "softmax", 3, 20)
+    assert sorted(config["never"]) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("stages", ["xe,sct", "", "scst,xe", "xe,xe"])
+def test_stages_misspelt(stages: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refused(capsys, tmp_path, tiny_data.train_words(data, tmp_path / "run", "--stages", stages), "stages are")
+
+
+def test_steps_or_epochs(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = tiny_data.train_words(data, tmp_path / "run", "--xe-epochs", 1)
+    refused(capsys, tmp_path, words, "both xe_steps and xe_epochs")
+
+
+def test_nothing_to_learn_from(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    refused(capsys, tmp_path, tiny_data.train_words(tmp_path / "none.jsonl", out), "none.jsonl")
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("")
+    refused(capsys, tmp_path, tiny_data.train_words(empty, out), "empty.jsonl")
+    bare = changed(data, tmp_path / "bare", lambda lines: [{**line, "captions": [" "]} for line in lines])
+    refused(capsys, tmp_path, tiny_data.train_words(bare, out), "without captions")
+    only = changed(data, tmp_path / "only", lambda lines: [{**line, "split": "val"} for line in lines])
+    refused(capsys, tmp_path, tiny_data.train_words(only, out), "no pictures in the split 'train'")
+
+
+def test_the_same_caption_for_all(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    same = changed(data, tmp_path / "same", lambda lines: [{**line, "captions": ["A picture."]} for line in lines])
+    told = refused(capsys, tmp_path, tiny_data.train_words(same, tmp_path / "run"), "tell pictures apart")
+    assert "a picture" in told
+
+
+def test_a_vocabulary_that_is_too_small(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = tiny_data.train_words(data, tmp_path / "run", "--max-words", 3)
+    assert "%" in refused(capsys, tmp_path, words, "raise --max-words")
+
+
+def test_a_folder_that_is_taken(data: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    (taken / "thesis.tex").write_text("years of work")
+    refused(capsys, tmp_path, tiny_data.train_words(data, taken), "not empty")
+    refused(capsys, tmp_path, tiny_data.train_words(data, taken / "thesis.tex"), "is a file")
+    shutil.copytree(run, tmp_path / "run")
+    refused(capsys, tmp_path, tiny_data.train_words(data, tmp_path / "run"), "holds a run already")
+
+
+def test_a_folder_below_a_file(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert tiny_data.call(tiny_data.train_words(data, tmp_path / "file" / "run")) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("error: ")
+
+
+@pytest.mark.skipif(hasattr(os, "geteuid") and os.geteuid() == 0, reason="root may write anywhere")
+def test_no_right_to_write(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "locked").mkdir(mode=0o555)
+    assert tiny_data.call(tiny_data.train_words(data, tmp_path / "locked" / "run")) == 2
+    assert "cannot be made" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_picture_that_cannot_be_read(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy = changed(data, tmp_path / "bad", lambda lines: lines)
+    (copy.parent / "5.png").write_bytes((copy.parent / "5.png").read_bytes()[:60])
+    before = content(tmp_path)
+    assert tiny_data.call(tiny_data.train_words(copy, tmp_path / "run")) == 2
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert len(told) == 1
+    assert "5.png" in told[0]
+    assert content(tmp_path) == before
+    (copy.parent / "5.png").unlink()
+    assert tiny_data.call(tiny_data.train_words(copy, tmp_path / "run")) == 2
+    assert "5.png" in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "run").exists()
+
+
+def features_of(data: Path, path: Path, *, but: tuple[str, ...] = (), width: int = 12) -> Path:
+    """Made-up regions of every picture in a safetensors file."""
+    torch.manual_seed(0)
+    tensors = {}
+    for line in tiny_data.read_lines(data):
+        if line["image"] not in but:
+            tensors[f"{line['image']}_features"] = torch.randn(5, width)
+            tensors[f"{line['image']}_boxes"] = torch.rand(5, 2, 2).sort(1).values.flatten(1)
+    save_file(tensors, path)
+    return path
+
+
+def test_features_instead_of_pictures(data: Path, tmp_path: Path) -> None:
+    features = features_of(data, tmp_path / "features.safetensors")
+    run = tmp_path / "run"
+    words = tiny_data.train_words(data, run, "--features", features, xe=2, scst=1, vision=None)
+    assert tiny_data.call(words) == 0
+    assert json.loads((run / "config.json").read_text())["d_input"] == 12
+    assert not (run / "vision").exists()
+
+
+def test_missing_features(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for gone in ("3.png", "17.png"):  # to learn from, to validate with
+        features = features_of(data, tmp_path / f"{gone}.safetensors", but=(gone,))
+        before = content(tmp_path)
+        words = tiny_data.train_words(data, tmp_path / "run", "--features", features, vision=None)
+        assert tiny_data.call(words) == 2
+        told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+        assert len(told) == 1
+        assert f"first: {gone}" in told[0]
+        assert content(tmp_path) == before
+
+
+def test_from_keeps_the_old_words_and_adds_new_ones(data: Path, run: Path, tmp_path: Path) -> None:
+    def speak_of_cats(lines: list[dict]) -> list[dict]:
+        return [{**line, "captions": ["a zebra and an aardvark", *line["captions"]]} for line in lines]
+
+    more = changed(data, tmp_path / "more", speak_of_cats)
+    words = tiny_data.train_words(more, tmp_path / "tuned", "--from", run, xe=1, vision=None, lr=1e-9, ema=0)
+    assert tiny_data.call(words) == 0
+    old, new = (Vocabulary.load(folder / "vocabulary.json").words for folder in (run, tmp_path / "tuned"))
+    assert new[: len(old)] == old
+    assert {"zebra", "aardvark"} <= set(new[len(old) :])
+    before, after = (load_file(folder / "model.safetensors") for folder in (run, tmp_path / "tuned"))
+    for name, weight in before.items():
+        # One step at no learning rate: the weights are those it began with, to a millionth.
+        torch.testing.assert_close(after[name][: len(weight)], weight, atol=1e-6, rtol=1e-4)
+    config = json.loads((tmp_path / "tuned" / "config.json").read_text())
+    assert config["vocab_size"] == len(new)
+    assert sorted(config["never"]) == [0, 1, 2]
+
+
+def test_from_a_model_of_another_width(
+    data: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    features = features_of(data, tmp_path / "features.safetensors")
+    words = tiny_data.train_words(data, tmp_path / "run", "--from", run, "--features", features, vision=None)
+    refused(capsys, tmp_path, words, "12 numbers a region")
+    words = tiny_data.train_words(data, tmp_path / "run", "--from", tmp_path / "nowhere", vision=None)
+    refused(capsys, tmp_path, words, "nowhere")
+
+
+def test_from_a_model_without_eyes(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    features = features_of(data, tmp_path / "features.safetensors")
+    blind = tmp_path / "blind"
+    words = tiny_data.train_words(data, blind, "--features", features, xe=1, vision=None)
+    assert tiny_data.call(words) == 0
+    again = tiny_data.train_words(data, tmp_path / "run", "--from", blind, vision=None)
+    refused(capsys, tmp_path, again, "give --features")
+
+
+def test_from_a_model_of_shorter_captions(data: Path, tmp_path: Path) -> None:
+    """What it learns is cut to what it can say."""
+    short = tmp_path / "short"
+    assert tiny_data.call(tiny_data.train_words(data, short, xe=1, max_length=8)) == 0
+    words = tiny_data.train_words(data, tmp_path / "run", "--from", short, xe=1, scst=1, vision=None)
+    assert tiny_data.call(words) == 0
+
+
+def test_from_a_model_with_another_tokenizer(data: Path, tmp_path: Path) -> None:
+    """New words are what the model's own tokenizer makes of the captions: here single letters."""
+    first = tmp_path / "letters"
+    assert tiny_data.call(tiny_data.train_words(data, first, xe=1, tokenizer="char", max_length=12)) == 0
+    other = changed(
+        data, tmp_path / "q", lambda lines: [{**one, "captions": ["ЯЯ", *one["captions"]]} for one in lines]
+    )
+    assert tiny_data.call(tiny_data.train_words(other, tmp_path / "run", "--from", first, xe=1, vision=None)) == 0
+    old, new = (Vocabulary.load(folder / "vocabulary.json").words for folder in (first, tmp_path / "run"))
+    assert new[: len(old)] == old
+    assert all(len(word) == 1 for word in new[len(old) :]), new[len(old) :]
+    assert new[len(old) :]
+
+
+def test_eyes_that_learn(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = tiny_data.train_words(
+        data, run, "--train-vision", "--size", 32, xe=2, scst=2, vision="small-cnn", scst_lr_vision=1e-4, cache="none"
+    )
+    assert tiny_data.call(words) == 0
+    assert (run / "vision" / "model.safetensors").is_file()
+    assert Captioner.from_pretrained(run).caption(Image.new("RGB", (40, 30))).text
+
+
+def test_eyes_without_weights_may_be_asked_to_learn(data: Path, tmp_path: Path) -> None:
+    words = tiny_data.train_words(data, tmp_path / "run", "--train-vision", xe=2, scst=1)
+    assert tiny_data.call(words) == 0
+
+
+def test_eyes_from_the_hub_that_learn(data: Path, tmp_path: Path) -> None:
+    """They keep their weights in files of their own kind, which the second stage must be able to read."""
+    pytest.importorskip("transformers")
+    from vision import tiny_hf
+
+    folder = tmp_path / "resnet"
+    folder.mkdir()
+    spec = "hf:" + tiny_hf.save(tiny_hf.model("resnet"), folder, tiny_hf.SQUARE)
+    run = tmp_path / "run"
+    words = tiny_data.train_words(data, run, "--train-vision", xe=2, scst=1, vision=spec, lr=1e-2)
+    assert tiny_data.call(words) == 0
+    assert Captioner.from_pretrained(run).caption(data.parent / "0.png").text
+
+
+def test_a_split_for_validation_is_made_where_there_is_none(data: Path, tmp_path: Path) -> None:
+    plain = changed(data, tmp_path / "plain", lambda lines: [{**line, "split": "train"} for line in lines])
+    run = tmp_path / "run"
+    assert tiny_data.call(tiny_data.train_words(plain, run, xe=1, val_share=0.3)) == 0
+    captions = json.loads((run / "captions-val.json").read_text())
+    assert 0 < len(captions) < 15
+
+
+def test_a_run_goes_on_with_its_own_settings(data: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    again = ["train", str(data), "--out", str(run), "--resume"]
+    refused(capsys, run, [*again, "--lr", "0.1"], "lr is 0.1 and was")
+    refused(capsys, run, [*again, "--set", "dropout=0.5"], "dropout is 0.5 and was")
+    refused(capsys, run, [*again, "--set", "mesh=last"], "mesh is last and was None")
+
+
+def test_a_trained_model_keeps_its_kind_and_its_eyes(
+    data: Path, tmp_path: Path, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    words = tiny_data.train_words(data, first, xe=1, scst=1, slots=0)
+    assert tiny_data.call([*words, "--model", "transformer"]) == 0
+    words = ["train", str(data), "--out", str(second), "--from", str(first), "--xe-steps", "1", "--stages", "xe"]
+    refused(capsys, tmp_path, [*words, "--vision", "patches"], "keeps its own eyes")
+    assert tiny_data.call([*words, "--track", "none"]) == 0
+    assert json.loads((second / "config.json").read_text())["model"] == "transformer"
+    assert TrainSettings.load(second).model == "transformer"
+
+
+def test_every_part_of_a_batch_has_a_picture(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*tiny_data.train_words(data, tmp_path / "run", xe=1, scst=1), "--set", "accumulate=50"]
+    refused(capsys, tmp_path, words, "50 parts: expected at least one picture for each")

@@ -1,0 +1,117 @@
+"""Other views of pictures, which stay true to their captions."""
+
+import pytest
+import torch
+
+from meshcap.data.dataset import Sample
+from meshcap.regions import Regions
+from meshcap.training.augment import augment, hide_some, may_be_mirrored
+
+
+def noise(count: int = 16, side: int = 24) -> torch.Tensor:
+    return torch.randint(0, 256, (count, 3, side, side), dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("caption", "allowed"),
+    [
+        ("a dog on a bright path", True),
+        ("an upright piano", True),
+        ("a star to the left of a square", False),
+        ("Right, a man", False),
+        ("the leftmost of three cups", False),
+        ("a left-handed player", False),
+        ("wheels that turn counter-clockwise", False),
+        ("cars that turn anticlockwise", False),
+        ("a bird flying leftwards", False),
+        ("a righthand glove", False),
+    ],
+)
+def test_sides_forbid_mirror_images(caption: str, allowed: bool) -> None:
+    samples = [Sample("1", ("a plain one", caption), "train", None), Sample("2", ("plain",), "train", None)]
+    assert may_be_mirrored(samples).tolist() == [allowed, True]
+
+
+def test_strength_0_shows_the_picture_itself() -> None:
+    pixels = noise()
+    seen = augment(pixels, torch.zeros(16, dtype=torch.bool), 0.0)
+    assert (seen - pixels).abs().max() < 0.01
+
+
+def test_mirroring_only_where_it_is_allowed_and_half_of_the_time() -> None:
+    pixels = noise(400, 8)
+    mirror = torch.arange(400) % 2 == 0
+    seen = augment(pixels, mirror, 0.0)
+    mirrored = (seen - pixels.flip(-1)).abs().flatten(1).amax(1) < 0.01
+    same = (seen - pixels).abs().flatten(1).amax(1) < 0.01
+    assert (mirrored | same).all()
+    assert same[~mirror].all()
+    assert 60 < int(mirrored[mirror].sum()) < 140
+
+
+@pytest.mark.parametrize("strength", [0.3, 1.0])
+def test_views_are_pictures(strength: float) -> None:
+    pixels = noise(32)
+    seen = augment(pixels, torch.ones(32, dtype=torch.bool), strength)
+    assert seen.shape == pixels.shape
+    assert seen.dtype == torch.float32
+    assert seen.min() >= 0 and seen.max() <= 255
+    assert torch.isfinite(seen).all()
+    assert (seen - pixels).abs().flatten(1).mean(1).min() > 1  # each is another view
+
+
+def test_a_view_lies_inside_the_picture() -> None:
+    """Red tells the column and green the row, so a view says itself which part of the picture it shows."""
+    side, count = 32, 300
+    steps = torch.arange(side) * 8
+    pixels = torch.stack((steps.expand(side, side), steps[:, None].expand(side, side), torch.zeros(side, side)))
+    pixels = pixels.to(torch.uint8).expand(count, 3, side, side)
+    torch.manual_seed(1)
+    # Light alone may change by nothing here: at strength 1 it would hide the places.
+    rand, calls = torch.rand, []
+
+    def middling(*shape: int, **options: object) -> torch.Tensor:
+        calls.append(shape)
+        return torch.full(shape, 0.5) if len(calls) > 5 else rand(*shape, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "rand", middling)
+        seen = augment(pixels, torch.zeros(count, dtype=torch.bool), 1.0)
+    width = (seen[:, 0, :, -1] - seen[:, 0, :, 0]).mean(1) / (8 * (side - 1))
+    height = (seen[:, 1, -1] - seen[:, 1, 0]).mean(1) / (8 * (side - 1))
+    area = width * height
+    assert len(calls) == 8
+    assert area.min() > 0.33 and area.max() <= 1.01  # 40 % at least, less what the edges blur
+    assert area.min() < 0.5 and area.max() > 0.85
+    ratio = width / height
+    assert ratio.min() > 0.7 and ratio.max() < 1.4
+    # No view leaves the picture: nothing is the border said again, which would be a flat margin.
+    assert ((seen[:, 0, 0, 1:] - seen[:, 0, 0, :-1]) > 1).float().mean() > 0.93
+
+
+def test_hidden_regions_leave_with_their_boxes() -> None:
+    features = torch.randn(5, 10, 4)
+    regions = Regions(features, features * 2)
+    left = hide_some(regions, 0.3)
+    assert left.features.shape == (5, 7, 4)
+    assert torch.equal(left.boxes, left.features * 2)
+    for picture in range(5):
+        rows = [features[picture].tolist().index(row) for row in left.features[picture].tolist()]
+        assert len(set(rows)) == 7
+    assert not torch.equal(left.features[0], hide_some(regions, 0.3).features[0])
+
+
+def test_every_region_is_hidden_equally_often() -> None:
+    features = torch.arange(6.0).expand(2000, 6)[..., None]
+    kept = hide_some(Regions(features), 0.5).features
+    seen = torch.bincount(kept.long().flatten(), minlength=6)
+    assert seen.sum() == 6000
+    assert (abs(seen - 1000) < 120).all()
+
+
+def test_hiding_nothing_or_padded_regions_changes_nothing() -> None:
+    regions = Regions(torch.randn(2, 3, 4))
+    assert hide_some(regions, 0.0) is regions
+    assert hide_some(regions, 0.9).features.shape[1] == 1
+    padded = Regions(torch.randn(2, 3, 4), mask=torch.tensor([[True, True, False], [True] * 3]))
+    assert hide_some(padded, 0.5) is padded

@@ -1,0 +1,95 @@
+"""What a run begins with, and the plan it makes."""
+
+import pytest
+import torch
+
+import tiny
+from meshcap.errors import MeshcapError
+from meshcap.models import MODELS
+from meshcap.text import Vocabulary
+from meshcap.training.plan import complete
+from meshcap.training.settings import TrainSettings
+from meshcap.training.start import begin, check_captions, check_coverage, with_words
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+TOKENS = [[["a", "dog"], ["a", "cat"]], [["the", "dog"], ["a", "bird"]]]
+WORDS = ["<unk>", "<pad>", "<bos>", "<eos>", *"abcdef"]
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_new_words_change_nothing_that_was_known(name: str) -> None:
+    """For the old words the odds among each other are what they were; the new ones begin as a rare word would."""
+    model = tiny.build(name, never=(0, 1, 2))
+    larger = with_words(model, 13, Vocabulary([*WORDS, "x", "y", "z"])).eval()
+    regions, ids = tiny.pictures(4, 4), torch.tensor([[2, 4, 5, 6], [2, 9, 4, 4]])
+    before, after = model(regions, ids), larger(regions, ids)
+    assert after.shape[-1] == 13
+    old = after[..., 3:10].log_softmax(-1)
+    torch.testing.assert_close(old, before[..., 3:].log_softmax(-1), atol=1e-5, rtol=1e-4)
+    assert torch.isfinite(after[..., 10:]).all()
+    torch.testing.assert_close(after[..., 10], after[..., 12])
+    assert after[..., :3].isneginf().all()
+
+
+def test_a_model_with_no_new_words_never_says_unk() -> None:
+    model = tiny.build("m2", never=(1, 2))
+    same = with_words(model, 10, Vocabulary(WORDS)).eval()
+    assert same(tiny.pictures(4), torch.tensor([[2, 4]]))[..., 0].isneginf().all()
+    for one, other in zip(model.parameters(), same.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_captions_that_teach_nothing() -> None:
+    check_captions(TOKENS)
+    check_captions([[["a"], ["a"]]])  # of a single picture nothing else can be said
+    with pytest.raises(MeshcapError, match="all 3 captions are 'a dog'"):
+        check_captions([[["a", "dog"], ["a", "dog"]], [["a", "dog"]]])
+
+
+def test_coverage() -> None:
+    vocabulary = Vocabulary([*WORDS[:4], "a", "dog", "cat", "the"])
+    assert check_coverage(vocabulary, TOKENS) == pytest.approx(1 / 8)
+    with pytest.raises(MeshcapError, match="lacks 38% of the words"):
+        check_coverage(Vocabulary([*WORDS[:4], "a", "dog"]), TOKENS)
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_a_new_captioner_says_only_words(name: str) -> None:
+    settings = complete(
+        TrainSettings(data="", out="", model=name, vision="patches", size=48, d_model=16, heads=2, min_count=1),
+        pictures=2, device=CPU,
+    )  # fmt: skip
+    parts = begin(settings, TOKENS, None)
+    assert sorted(parts.vocabulary.words[4:]) == ["a", "bird", "cat", "dog", "the"]
+    assert parts.model.config.d_input == parts.vision.width
+    assert set(parts.model.config.never_said) == {0, 1, 2}
+    assert parts.model.config.max_length == settings.max_length
+    assert parts.model.config.dropout == settings.dropout
+
+
+@pytest.mark.parametrize("device", [CPU, GPU], ids=str)
+@pytest.mark.parametrize("pictures", [1, 3, 40, 6_000, 100_000])
+@pytest.mark.parametrize(
+    "given", [{}, {"vision": "small-cnn"}, {"vision": "patches"}, {"features": "f"}, {"start": "s"}]
+)
+def test_plans_leave_nothing_open(device: torch.device, pictures: int, given: dict) -> None:
+    settings = complete(TrainSettings(data="", out="", **given), pictures=pictures, device=device)
+    for name in ("batch", "scst_batch", "xe_steps", "scst_steps", "lr", "lr_vision", "scst_lr", "validate_every"):
+        assert getattr(settings, name) is not None, name
+        assert getattr(settings, name) >= (0 if name == "lr_vision" else 1e-9), name
+    assert settings.batch <= pictures and settings.scst_batch <= pictures
+    assert settings.validate_every <= settings.xe_steps
+    if "start" not in given:
+        assert settings.d_model % settings.heads == 0
+    # A plan that is completed again, as at --resume, is the same plan.
+    assert complete(settings, pictures=pictures, device=device) == settings
+
+
+def test_what_a_person_decides_is_kept() -> None:
+    own = {"batch": 7, "lr": 0.5, "d_model": 24, "heads": 3, "xe_epochs": 2.0, "scst_steps": 11, "ema": 0.0}
+    settings = complete(TrainSettings(data="", out="", **own), pictures=70, device=CPU)
+    assert settings.xe_steps == 20
+    assert settings.xe_epochs is None
+    for name, value in own.items():
+        if name != "xe_epochs":
+            assert getattr(settings, name) == value
