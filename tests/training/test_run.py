@@ -14,7 +14,8 @@ from meshcap import Captioner
 from meshcap.data.dataset import Dataset, Sample
 from meshcap.models import pretrained
 from meshcap.training.checkpoint import latest
-from meshcap.training.run import fingerprint, with_val
+from meshcap.training.log import read_log
+from meshcap.training.run import Run, fingerprint, with_val
 from meshcap.training.tasks import CrossEntropy
 from training.made_up import parts_of, scst_task, settings_of, trainer_of, xe_task
 
@@ -185,3 +186,27 @@ def test_memory_stays_flat(kind: str, tmp_path: Path) -> None:
             used.append((resident(), sum(1 for one in gc.get_objects() if isinstance(one, torch.Tensor))))
     assert used[1][0] - used[0][0] < 8 * 2**20
     assert used[1][1] <= used[0][1] + 5
+
+
+@pytest.mark.parametrize(("room", "kind"), [(2.0**40, "Kept"), (1.0, "Looking")])
+def test_regions_are_kept_where_there_is_room(
+    room: float, kind: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A frozen vision looks once, or in every step where what it sees would not fit; the losses are the same."""
+    assert tiny_data.call(tiny_data.train_words(data, tmp_path / "usual", xe=3)) == 0
+    eyes: list[object] = []
+    make = Run._make_eyes
+
+    def noted(self: Run, split: str, sees: bool, augment: float) -> object:
+        eyes.append(make(self, split, sees, augment))
+        return eyes[-1]
+
+    monkeypatch.setattr(Run, "_make_eyes", noted)
+    monkeypatch.setattr("meshcap.training.pixels.free_memory", lambda: room)
+    assert tiny_data.call(tiny_data.train_words(data, tmp_path / "run", xe=3)) == 0
+    assert {type(one).__name__ for one in eyes} == {kind}
+    usual, other = (
+        [one["loss"] for one in read_log(tmp_path / name / "log.jsonl") if "loss" in one] for name in ("usual", "run")
+    )
+    assert len(usual) == 3
+    assert other == pytest.approx(usual, rel=1e-6)

@@ -87,18 +87,21 @@ class Kept:
         pixels: Pixels,
         *,
         dtype: torch.dtype,
+        place: torch.device | None = None,
         batch: int = 256,
         tell: Callable[[int, int], object] = lambda done, total: None,
     ) -> Kept:
-        """Let a frozen vision look at every picture, in the precision `dtype`."""
+        """Let a frozen vision look at every picture, in the precision `dtype`, and keep what it saw in a place."""
         count = len(pixels.samples)
-        on_device = pixels.keep == "device" or pixels.device.type == "cpu"
-        place = pixels.device if on_device else torch.device("cpu")
+        place = place or pixels.device
+        blocks = torch.arange(count).split(batch)
+        pixels.ahead(blocks[0])
         kept: list[Tensor | None] = [None, None, None]
         was_training = vision.training
         vision.eval()
-        for start in range(0, count, batch):
-            numbers = torch.arange(start, min(start + batch, count))
+        for start, numbers in zip(range(0, count, batch), blocks, strict=True):
+            if start + batch < count:
+                pixels.ahead(blocks[start // batch + 1])
             with torch.autocast(pixels.device.type, dtype, enabled=dtype != torch.float32):
                 found = vision(pixels[numbers])
             if start == 0:
@@ -122,6 +125,14 @@ def _room(part: Tensor, count: int, place: torch.device, dtype: torch.dtype) -> 
         return part[:1].to(place).expand(count, *part.shape[1:])
     kind = dtype if part.dim() == 3 and part.shape[-1] != 4 else part.dtype  # boxes keep their precision
     return torch.empty(count, *part.shape[1:], dtype=kind, device=place)
+
+
+@torch.no_grad()
+def bytes_of_regions(vision: Vision, dtype: torch.dtype) -> int:
+    """What the Regions of one picture take to keep."""
+    side = vision.preprocess.size
+    found = vision(torch.zeros(1, 3, side, side, dtype=torch.uint8, device=vision.device))
+    return found.features.numel() * dtype.itemsize + 16 * found.features.shape[1]
 
 
 class Precomputed:

@@ -99,7 +99,11 @@ def _key(pictures: Tensor) -> bytes:
 
 def where_to_keep(count: int, size: int, device: torch.device) -> Keep:
     """The nearest place with room for that many pictures, at most half of what is free there."""
-    needed = count * 3 * size * size
+    return nearest_room(count * 3 * size * size, device)
+
+
+def nearest_room(needed: float, device: torch.device) -> Keep:
+    """Where so many bytes may be kept."""
     if device.type == "cuda" and needed < 0.5 * torch.cuda.mem_get_info(device)[0]:
         return "device"
     return "memory" if needed < 0.5 * free_memory() else "none"

@@ -31,10 +31,10 @@ from meshcap.training.captions import CaptionTable, tokenized
 from meshcap.training.checkpoint import Position, fill_weights, latest, restore_optimiser
 from meshcap.training.distributed import World
 from meshcap.training.examine import Exam, Examiner
-from meshcap.training.eyes import Eyes, Kept, Looking, Precomputed
+from meshcap.training.eyes import Eyes, Kept, Looking, Precomputed, bytes_of_regions
 from meshcap.training.log import RunLog
 from meshcap.training.optimiser import Average, make_optimiser, named_weights
-from meshcap.training.pixels import Pixels, where_to_keep
+from meshcap.training.pixels import Pixels, nearest_room, where_to_keep
 from meshcap.training.plan import complete
 from meshcap.training.progress import Watch
 from meshcap.training.settings import SETTINGS, TrainSettings
@@ -42,7 +42,7 @@ from meshcap.training.start import Tokens, begin, check_captions, check_coverage
 from meshcap.training.tasks import CrossEntropy, Parts, SelfCritical, Task, precision
 from meshcap.training.track import Tracker, open_trackers
 from meshcap.training.trainer import Trainer
-from meshcap.vision import load_vision
+from meshcap.vision import Vision, load_vision
 from meshcap.vision.precomputed import FeatureStore, open_features
 
 DATA, LOG = "data.json", "log.jsonl"
@@ -256,21 +256,33 @@ class Run:
             return Precomputed(self.store, [sample.id for sample in samples], device)
         vision = self.parts.vision
         assert vision is not None
+        if sees or augment:
+            return Looking(self.pixels(split, samples, vision), may_be_mirrored(samples), augment)
+        dtype = precision(self.settings)
+        room = nearest_room(len(samples) * bytes_of_regions(vision, dtype), device)
+        if room == "none":  # look anew in every step
+            return Looking(self.pixels(split, samples, vision), may_be_mirrored(samples), 0.0)
+        return Kept.look(
+            vision,
+            # Each picture is needed once, unless they are kept already.
+            self._pixels.get(split) or Pixels(samples, vision.preprocess, keep="none", device=device),
+            dtype=dtype,
+            place=device if room == "device" else torch.device("cpu"),
+            tell=self.telling(f"looking at the {split} pictures"),
+        )
+
+    def pixels(self, split: str, samples: Sequence[Sample], vision: Vision) -> Pixels:
         if split not in self._pixels:
-            keep = self.settings.cache
+            keep, size = self.settings.cache, vision.preprocess.size
             self._pixels[split] = Pixels(
                 samples,
                 vision.preprocess,
-                keep=where_to_keep(len(samples), vision.preprocess.size, device) if keep == "auto" else keep,
-                device=device,
+                keep=where_to_keep(len(samples), size, self.world.device) if keep == "auto" else keep,
+                device=self.world.device,
                 workers=self.settings.workers,
                 tell=self.telling(f"reading the {split} pictures"),
             )
-        pixels = self._pixels[split]
-        if sees or augment:
-            return Looking(pixels, may_be_mirrored(samples), augment)
-        dtype = precision(self.settings)
-        return Kept.look(vision, pixels, dtype=dtype, tell=self.telling(f"looking at the {split} pictures"))
+        return self._pixels[split]
 
     def examiner(self, sees: bool, beams: int | None = None) -> Examiner:
         return Examiner(
