@@ -30,6 +30,7 @@ COMMANDS: dict[str, str] = {
     "import-reference": "meshcap.cli.import_reference:import_reference",
     "score": "meshcap.cli.score:score",
     "tokenize": "meshcap.cli.tokenize:tokenize",
+    "ntm": "meshcap.cli.ntm:ntm",
     "bench": "meshcap.cli.bench:app",
 }
 

@@ -6,8 +6,12 @@ to the weights: they answer when a region's query asks for knowledge that the pi
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
+
+from meshcap.errors import MeshcapError
 
 
 class MemorySlots(nn.Module):
@@ -37,3 +41,44 @@ class MemorySlots(nn.Module):
 
     def _spread(self, parameter: Tensor, scale: float, like: Tensor) -> Tensor:
         return (scale * parameter).to(like.dtype).expand(like.shape[0], -1, -1)
+
+
+@dataclass(frozen=True)
+class SlotUse:
+    """What slots are asked for, over the pictures and heads that were looked at. Best regions and pictures first."""
+
+    share: Tensor  # (S,): of all attention of real regions; their sum is what the slots take together
+    asking: Tensor  # (B, S): the same, picture by picture
+    pictures: Tensor  # (S, k): those that ask a slot most
+    regions: Tensor  # (S, k, 2): (picture, region) that ask it most
+    weights: Tensor  # (S, k): how much each of those asks it
+
+
+def slot_use(weights: Tensor, slots: int, *, mask: Tensor | None = None, top: int = 5) -> SlotUse:
+    """How much each slot is used, and which regions and pictures it answers to.
+
+    Args:
+        weights: of a memory-augmented self-attention, (B, H, N, N + slots): `SelfAttention.openly` gives them, and
+            `Encoder.forward` leaves those of every layer in its trace under "encoder". Heads are averaged; a single
+            head is `weights[:, h : h + 1]`.
+        slots: S, the last columns.
+        mask: (B, N), true at real regions: what padding attends to does not count.
+        top: k, or as many as there are.
+
+    Raises:
+        MeshcapError: the weights have another shape.
+    """
+    if weights.dim() != 4 or slots < 1 or weights.shape[-1] != weights.shape[-2] + slots:
+        raise MeshcapError(
+            f"weights of shape {tuple(weights.shape)} for {slots} slots, expected (pictures, heads, N, N + slots)"
+        )
+    asked = weights[..., -slots:].float().mean(1)  # (B, N, S)
+    pictures, regions = asked.shape[:2]
+    real = asked.new_ones(pictures, regions) if mask is None else mask.to(asked.dtype)
+    asking = (asked * real[..., None]).sum(1) / real.sum(1, keepdim=True).clamp_min(1)  # (B, S)
+    share = (asked * real[..., None]).sum((0, 1)) / real.sum().clamp_min(1)
+    # Padding ranks behind every region, however little that asks.
+    ranked = asked.masked_fill(real[..., None] == 0, -1).flatten(0, 1).T  # (S, B·N)
+    best = ranked.topk(min(top, int(real.sum())), dim=1)
+    where = torch.stack((best.indices // regions, best.indices % regions), -1)
+    return SlotUse(share, asking, asking.T.topk(min(top, pictures), dim=1).indices, where, best.values)
