@@ -2,6 +2,7 @@
 
 from dataclasses import fields
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -15,16 +16,20 @@ LONGEST = 9
 SIZES = {
     "vocab_size": VOCAB, "d_input": WIDTH, "d_model": 16, "heads": 2, "d_ff": 24, "max_length": LONGEST,
     "encoder_layers": 2, "decoder_layers": 2, "slots": 3,
+    "groups": 2, "memory_rows": 5, "memory_width": 4, "patterns": 4,
 }  # fmt: skip
 
-# The paper's ablations and what imported checkpoints need, on top of whatever is registered.
-VARIANTS = {
-    "m2-last": {"mesh": "last"},
-    "m2-one-to-one": {"mesh": "one-to-one"},
-    "m2-softmax": {"gates": "softmax", "d_head": 5},
-    "m2-no-slots": {"slots": 0},
-    "m2-no-boxes": {"boxes": False},
-    "m2-attend-padding": {"boxes": False, "attend_padding": 8, "never": ()},
+# The paper's ablations, what imported checkpoints need, and other ways of looking, on top of whatever is registered.
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "m2-last": ("m2", {"mesh": "last"}),
+    "m2-one-to-one": ("m2", {"mesh": "one-to-one"}),
+    "m2-softmax": ("m2", {"gates": "softmax", "d_head": 5}),
+    "m2-no-slots": ("m2", {"slots": 0}),
+    "m2-no-boxes": ("m2", {"boxes": False}),
+    "m2-attend-padding": ("m2", {"boxes": False, "attend_padding": 8, "never": ()}),
+    "show-attend-tell-hard": ("show-attend-tell", {"attention": "hard", "score": "bilinear"}),
+    "ntm-two-heads": ("ntm", {"read_heads": 2, "write_heads": 2, "score": "scaled", "boxes": False}),
+    "hopfield-alone": ("hopfield", {"self_attention": False, "beta": "learned", "retrieval_steps": 2}),
 }
 
 
@@ -32,16 +37,25 @@ def names() -> list[str]:
     return [*MODELS, *VARIANTS]
 
 
+def sizes(name: str) -> dict[str, Any]:
+    """Of `SIZES`, what a registered captioner knows; one whose slots are switched off leaves them off."""
+    known = {field.name: field.default for field in fields(MODELS[name].config_class)}
+    return {key: value for key, value in SIZES.items() if key in known and not (key == "slots" and known[key] == 0)}
+
+
+def looks_hard(model: CaptionModel) -> bool:
+    """Whether it looks at one region at a time: never at all of them, and elsewhere at once if numbers change a bit."""
+    return getattr(model.config, "attention", "soft") == "hard"
+
+
 def build(name: str, *, seed: int = 0, **settings) -> CaptionModel:
     """A captioner of its own for the test that asks. Its weights are random, every bias included, and such that
     captions are sharp, of various lengths, and depend on the picture and on the words before."""
-    model_class = MODELS[name if name in MODELS else "m2"]
-    known = {field.name: field.default for field in fields(model_class.config_class)}
-    sizes = {key: value for key, value in SIZES.items() if key in known}
-    if known.get("slots") == 0:
-        del sizes["slots"]
+    model_name, own = VARIANTS.get(name, (name, {}))
+    model_class = MODELS[model_name]
     torch.manual_seed(seed)
-    model = model_class(model_class.config_class(**{**sizes, **VARIANTS.get(name, {}), **settings}))
+    model = model_class(model_class.config_class(**{**sizes(model_name), **own, **settings}))
+    loud = 6 if model_name == "seq2seq" else 2  # its last state lies between -1 and 1, where others sum up more
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(0.6 if parameter.dim() > 1 else 1).add_(0.1 * torch.randn_like(parameter))
@@ -49,7 +63,7 @@ def build(name: str, *, seed: int = 0, **settings) -> CaptionModel:
             if isinstance(module, torch.nn.Embedding):
                 module.weight.mul_(6)
             elif isinstance(module, torch.nn.Linear) and module.out_features == model.config.vocab_size:
-                module.weight.mul_(2)
+                module.weight.mul_(loud)
     return model.eval()
 
 

@@ -82,7 +82,7 @@ def test_transformer_has_no_memory_and_no_mesh() -> None:
             TransformerConfig(vocab_size=100, **settings)
     names = set(tiny.build("transformer").state_dict())
     assert not [name for name in names if "memory" in name or "gates" in name]
-    assert isinstance(create("transformer", **{**tiny.SIZES, "slots": 0}), Transformer)
+    assert isinstance(create("transformer", **tiny.sizes("transformer"), slots=0), Transformer)
 
 
 def test_registry() -> None:

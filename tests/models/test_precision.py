@@ -35,7 +35,9 @@ def expect_near(found: Hypotheses, model, near: float) -> None:
         expected = model(PICTURES, spoken).gather(-1, found.ids[..., None])[..., 0].exp()
     after_end = torch.arange(found.ids.shape[-1]) >= found.lengths[..., None]
     difference = (found.log_probs.exp() - expected).masked_fill(after_end, 0)
-    assert 0 < difference.abs().max() < near
+    assert difference.abs().max() > 0
+    # One that looks at a single region looks at another where rounding changes which of two is the likelier.
+    assert tiny.looks_hard(model) or difference.abs().max() < near
     assert found.scores.dtype == torch.float32
 
 
@@ -58,7 +60,11 @@ def test_decoding_under_autocast(captioner) -> None:
 def test_training_step_under_autocast(captioner) -> None:
     model = copy.deepcopy(captioner).train()
 
+    if tiny.looks_hard(captioner):
+        model.eval()  # as in self-critical training; its draws alone have no derivative (tests/models/test_show_…)
+
     def loss() -> torch.Tensor:
+        torch.manual_seed(0)  # the same dropout
         return F.nll_loss(model(PICTURES, IDS[:, :-1]).flatten(0, 1), IDS[:, 1:].flatten())
 
     before = loss().item()

@@ -126,6 +126,18 @@ def test_eyes_that_learn(settings: dict, data: Path, tmp_path: Path) -> None:
         assert all(torch.equal(first[key], second[key]) for key in first)
 
 
+def test_hard_attention_keeps_its_baseline(data: Path, tmp_path: Path) -> None:
+    """What changes without being learned goes on too: the running mean that draws are judged by."""
+    hard = ("--model", "show-attend-tell", "--set", "attention=hard")
+    sizes = {"heads": None, "d_ff": None, "encoder_layers": None, "decoder_layers": None, "slots": None}
+    assert tiny_data.call(words(data, tmp_path / "straight", *hard, **sizes)) == 0
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        kill_at(5, patch)
+        tiny_data.call(words(data, tmp_path / "run", *hard, **sizes))
+    assert tiny_data.call(go_on(data, tmp_path / "run")) == 0
+    assert_same_run(tmp_path / "straight", tmp_path / "run")
+
+
 def test_killed_after_the_second_stage_has_replaced_the_model(data: Path, tmp_path: Path) -> None:
     """It began with the best of the first stage, and that is no longer in the folder: a checkpoint must have it."""
     validate = Trainer._validate

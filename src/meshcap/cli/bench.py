@@ -164,6 +164,67 @@ def score(
     tell("Scores and rewards", rows, where, json)
 
 
+@app.command("mechanisms")
+def mechanisms(
+    data: Annotated[str, typer.Argument(help="Pictures with captions, as for `meshcap train`.")],
+    out: Annotated[Path, typer.Option(help="Where results are kept; what is done is not done again.")],
+    steps: Annotated[int, typer.Option(min=1, help="Of cross-entropy, for every captioner.")] = 2000,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each captioner.")] = 3,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Beginning of a name; may be given several times.", show_default="all")
+    ] = None,
+    layers: Annotated[int, typer.Option(min=1, help="Of encoders and decoders each.")] = 3,
+    vision: Annotated[str | None, typer.Option(help="Eyes, which do not learn.", show_default="(by size)")] = None,
+    features: Annotated[Path | None, typer.Option(help="Precomputed regions instead of pictures.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Any other training setting, as in d_model=256.")
+    ] = None,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
+    json: options.Json = False,
+) -> None:
+    """Train every captioner and M²'s ablations alike, and compare what they say with M², picture by picture.
+
+    Example: meshcap bench mechanisms scenes.jsonl --out bench --steps 500 --only m2 --only transformer
+    """
+    from dataclasses import asdict
+
+    from rich.console import Console
+
+    from meshcap.bench.measure import machine
+    from meshcap.bench.mechanisms import PAGE, bench_mechanisms
+    from meshcap.cli.train import with_others
+    from meshcap.training.distributed import World
+    from meshcap.training.progress import Watch
+
+    where, _ = options.apply(device, "auto", threads, 0)
+    given = {
+        "data": data, "out": str(out), "model": "m2", "vision": vision, "xe_steps": steps, "threads": threads,
+        "features": None if features is None else str(features),
+    }  # fmt: skip
+    settings = with_others(given, set_ or [])
+    console = Console(stderr=True, highlight=False)
+    world = World.join(where)
+    try:
+        with Watch(0, console, quiet=True) as watch:
+            rows = bench_mechanisms(
+                settings,
+                out,
+                world,
+                watch,
+                seeds=range(seeds),
+                layers=layers,
+                only=only or (),
+                say=lambda line: None if json else console.print(line),
+            )
+    finally:
+        world.leave()
+    if json:
+        typer.echo(json_format.dumps({"machine": machine(where), "rows": [asdict(row) for row in rows]}))
+    else:
+        typer.echo((out / PAGE).read_text(encoding="utf-8"))
+
+
 def tell(title: str, rows: list[Row], where: torch.device, json: bool) -> None:
     from dataclasses import asdict
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -46,6 +46,9 @@ Trace = dict[str, list[Tensor]]
 class M2Config(ModelConfig):
     """Every setting of an M². The defaults are the paper's."""
 
+    heads: int = 8
+    d_head: int | None = None  # None: d_model / heads
+    d_ff: int = 2048
     encoder_layers: int = 3
     decoder_layers: int = 3
     slots: int = 40
@@ -55,8 +58,19 @@ class M2Config(ModelConfig):
     # the public implementation's mask amounts to, and what its checkpoints were trained with.
     attend_padding: int = 0
 
+    @property
+    def head_width(self) -> int:
+        return self.d_head or self.d_model // self.heads
+
     def check(self) -> None:
         super().check()
+        self.expect_at_least(heads=1, d_ff=1)
+        if self.d_head is not None:
+            self.expect_at_least(d_head=1)
+        elif self.d_model % self.heads:
+            raise MeshcapError(
+                f"d_model is {self.d_model}, expected a multiple of heads = {self.heads} (or set d_head)"
+            )
         self.expect_one_of("mesh", ("full", "last", "one-to-one"))
         self.expect_one_of("gates", ("sigmoid", "softmax"))
         self.expect_at_least(encoder_layers=1, decoder_layers=1, slots=0, attend_padding=0)
@@ -106,13 +120,13 @@ class EncoderLayer(nn.Module):
 class Encoder(nn.Module):
     """Regions to levels."""
 
-    def __init__(self, config: M2Config):
+    def __init__(self, config: M2Config, layer: type[nn.Module] = EncoderLayer):
         super().__init__()
         self.project = nn.Linear(config.d_input, config.d_model)
         self.box = BoxEmbedding(config.d_model, loud_long=config.loud_long_waves) if config.boxes else None
         self.norm = Norm(config.d_model)
         self.dropout = nn.Dropout(config.dropout)
-        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
+        self.layers = nn.ModuleList(layer(config) for _ in range(config.encoder_layers))
         self.slots = config.slots
 
     def forward(self, regions: Regions, trace: Trace | None = None) -> Tensor:
@@ -273,10 +287,11 @@ class M2(CaptionModel):
     name = "m2"
     config_class = M2Config
     config: M2Config
+    encoder_layer: ClassVar[type[nn.Module]] = EncoderLayer
 
     def __init__(self, config: M2Config):
         super().__init__(config)
-        self.encoder = Encoder(config)
+        self.encoder = Encoder(config, self.encoder_layer)
         self.decoder = Decoder(config)
         self.reset_parameters()
 
@@ -350,14 +365,19 @@ def seen(trace: Trace, *, regions: int, shape: torch.Size) -> dict[str, Tensor]:
 
     - words (B, *shape, N): how much each word looked at each region, levels weighed by their gates, layers averaged;
     - gates (layers, L, B, *shape): how open each level's gate was;
-    - memory (layers, B, N): the share of each region's attention that the slots took, in each encoder layer.
+    - memory (layers, B, N): the share of each region's attention that the slots took, in each encoder layer;
+    - patterns (layers, B, N, P): what each region was reminded of, where an encoder has a store of patterns.
     """
     looks = torch.stack(trace["regions"])  # (layers, L, B, Q, N)
     gates = torch.stack(trace["gates"])  # (layers, L, B, Q)
     shares = gates / gates.sum(1, keepdim=True).clamp_min(1e-9)
     words = (looks * shares[..., None]).sum(1).mean(0)
-    memory = torch.stack([weights[..., regions:].sum(-1).mean(1) for weights in trace["encoder"]])
-    return {"words": words.unflatten(1, shape), "gates": gates.unflatten(-1, shape), "memory": memory}
+    found = {"words": words.unflatten(1, shape), "gates": gates.unflatten(-1, shape)}
+    if trace.get("encoder"):
+        found["memory"] = torch.stack([weights[..., regions:].sum(-1).mean(1) for weights in trace["encoder"]])
+    if trace.get("patterns"):
+        found["patterns"] = torch.stack(trace["patterns"])
+    return found
 
 
 def sinusoids(rows: int, width: int) -> Tensor:

@@ -33,9 +33,6 @@ class ModelConfig:
     vocab_size: int
     d_input: int = 2048  # numbers of a region
     d_model: int = 512
-    heads: int = 8
-    d_head: int | None = None  # None: d_model / heads
-    d_ff: int = 2048
     dropout: float = 0.1
     max_length: int = 54  # words of a caption, <eos> included
     boxes: bool = True  # embed each region's own box
@@ -52,10 +49,6 @@ class ModelConfig:
         self.check()
 
     @property
-    def head_width(self) -> int:
-        return self.d_head or self.d_model // self.heads
-
-    @property
     def never_said(self) -> tuple[int, ...]:
         return (self.pad, self.bos) if self.never is None else self.never
 
@@ -65,13 +58,7 @@ class ModelConfig:
         Raises:
             MeshcapError: naming the setting, its value and what is expected.
         """
-        self.expect_at_least(vocab_size=5, d_input=1, d_model=2, heads=1, d_ff=1, max_length=2)
-        if self.d_head is not None:
-            self.expect_at_least(d_head=1)
-        elif self.d_model % self.heads:
-            raise MeshcapError(
-                f"d_model is {self.d_model}, expected a multiple of heads = {self.heads} (or set d_head)"
-            )
+        self.expect_at_least(vocab_size=5, d_input=1, d_model=2, max_length=2)
         if not isinstance(self.dropout, int | float) or not 0 <= self.dropout < 1:
             raise MeshcapError(f"dropout is {self.dropout!r}, expected a share from 0 to below 1")
         if not isinstance(self.boxes, bool):
@@ -94,6 +81,12 @@ class ModelConfig:
             given = getattr(self, name)
             if not isinstance(given, int) or isinstance(given, bool) or given < value:
                 raise MeshcapError(f"{name} is {given!r}, expected a whole number of at least {value}")
+
+    def expect_share_of_loss(self, *names: str) -> None:
+        for name in names:
+            given = getattr(self, name)
+            if not isinstance(given, int | float) or isinstance(given, bool) or not 0 <= given < float("inf"):
+                raise MeshcapError(f"{name} is {given!r}, expected a number of at least 0")
 
     def expect_one_of(self, name: str, choices: tuple[str, ...]) -> None:
         if getattr(self, name) not in choices:
@@ -167,6 +160,27 @@ class CaptionModel(
         """Teacher-forced over pictures looked at already, with gradients: ids (B, S, T) -> log-probs (B, S, T, V).
 
         Training reads captions of different lengths in several such passes and encodes the pictures once.
+        """
+        raise NotImplementedError
+
+    # What a mechanism adds to the loss, where it adds anything; `meshcap.training.xe` asks for it.
+    def study(self, encoded: State, ids: Tensor) -> tuple[Tensor, State | None]:
+        """`read` to learn from: the log-probabilities, and what the model noticed on the way for `extra_loss`.
+
+        None says that cross-entropy is all there is to learn from.
+        """
+        return self.read(encoded, ids), None
+
+    def extra_loss(self, noticed: State, said: Tensor, counted: Tensor) -> Tensor:
+        """What is added to the cross-entropy *summed over words*: (), itself a sum over captions or words.
+
+        Whoever sums divides by the number of words afterwards, so that batches of any size, split in any way, give
+        the same gradient.
+
+        Args:
+            noticed: what `study` returned.
+            said: (B, S, T) log-probabilities of the right words, with gradient; -inf where one is never said.
+            counted: (B, S, T) bool, the words that are learned.
         """
         raise NotImplementedError
 

@@ -6,8 +6,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from meshcap.errors import MeshcapError
+from meshcap.models.hierarchical import Hierarchical
+from meshcap.models.hopfield import HopfieldCaptioner
 from meshcap.models.m2 import M2
+from meshcap.models.ntm import NTM
 from meshcap.models.pretrained import CONFIG, CaptionModel, find_file, read_config
+from meshcap.models.seq2seq import Seq2Seq
+from meshcap.models.show_attend_tell import ShowAttendTell
 from meshcap.models.transformer import Transformer
 
 Model = TypeVar("Model", bound=type[CaptionModel])
@@ -22,8 +27,14 @@ def register(model: Model) -> Model:
     return model
 
 
-register(M2)
+# In the order in which they were thought of.
+register(Seq2Seq)
+register(ShowAttendTell)
+register(Hierarchical)
+register(NTM)
+register(HopfieldCaptioner)
 register(Transformer)
+register(M2)
 
 
 def create(name: str, **settings: Any) -> CaptionModel:

@@ -70,13 +70,17 @@ def save_checkpoint(
     weights: dict[str, nn.Parameter],
     optimiser: torch.optim.Optimizer,
     average: Average,
+    others: dict[str, Tensor] | None = None,
 ) -> Path:
     """Write a checkpoint; earlier ones beyond the last `KEPT` go when it is in place.
+
+    Args:
+        others: what changes without being learned, such as a running mean.
 
     Raises:
         MeshcapError: no room or no right to write; earlier checkpoints are untouched.
     """
-    tensors = {name: weight.detach() for name, weight in weights.items()}
+    tensors = {name: weight.detach() for name, weight in weights.items()} | (others or {})
     tensors |= {f"average.{name}": tensor for name, tensor in average.mean.items()}
     tensors |= optimiser_tensors(optimiser, weights)
     folder = run / FOLDER
@@ -155,7 +159,12 @@ def checksum(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
-def fill_weights(weights: dict[str, nn.Parameter], average: Average, tensors: dict[str, Tensor]) -> None:
+def fill_weights(
+    weights: dict[str, nn.Parameter],
+    average: Average,
+    tensors: dict[str, Tensor],
+    others: dict[str, Tensor] | None = None,
+) -> None:
     """Put a checkpoint's weights into the model.
 
     Raises:
@@ -171,3 +180,6 @@ def fill_weights(weights: dict[str, nn.Parameter], average: Average, tensors: di
             weight.copy_(tensors[name])
         for name, mean in average.mean.items():
             mean.copy_(tensors.get(f"average.{name}", tensors[name]))
+        for name, other in (others or {}).items():
+            if name in tensors:
+                other.copy_(tensors[name])

@@ -18,6 +18,12 @@ def named_weights(model: nn.Module, vision: nn.Module | None) -> dict[str, nn.Pa
     return found
 
 
+def named_others(model: nn.Module) -> dict[str, Tensor]:
+    """What of a model is saved and does not learn: it may still change, as a running mean does."""
+    learned = {name for name, _ in model.named_parameters()}
+    return {f"other.{name}": tensor for name, tensor in model.state_dict().items() if name not in learned}
+
+
 def make_optimiser(
     weights: dict[str, nn.Parameter], *, lr: float, lr_vision: float, decay: float, device: torch.device
 ) -> torch.optim.AdamW:
@@ -32,7 +38,8 @@ def make_optimiser(
 
 
 def _decays(name: str, weight: Tensor) -> bool:
-    return weight.dim() > 1 and "decoder.words" not in name
+    embeds = name.endswith("words.weight") and not name.endswith("output.words.weight")
+    return weight.dim() > 1 and not embeds
 
 
 def set_rate(optimiser: torch.optim.Optimizer, share: float) -> None:

@@ -33,7 +33,7 @@ from meshcap.training.distributed import World
 from meshcap.training.examine import Exam, Examiner
 from meshcap.training.eyes import Eyes, Kept, Looking, Precomputed, bytes_of_regions
 from meshcap.training.log import RunLog
-from meshcap.training.optimiser import Average, make_optimiser, named_weights
+from meshcap.training.optimiser import Average, make_optimiser, named_others, named_weights
 from meshcap.training.pixels import Pixels, nearest_room, where_to_keep
 from meshcap.training.plan import complete
 from meshcap.training.progress import Watch
@@ -170,7 +170,7 @@ class Run:
             if not position.done:
                 trainer = self.trainer(stage, position)
                 if tensors is not None:
-                    fill_weights(trainer.weights, trainer.average, tensors)
+                    fill_weights(trainer.weights, trainer.average, tensors, trainer.others)
                     restore_optimiser(trainer.optimiser, trainer.weights, tensors)
                     trainer.average.steps = average_steps
                 elif position.step:  # this stage will replace the model that it begins with
@@ -239,6 +239,7 @@ class Run:
             watch=self.watch,
             log=self.log,
             tracker=self.tracker,
+            others=named_others(parts.model),
             last_rate=0.01 if xe else 0.1,
             look_every=20 if world.device.type == "cuda" else 1,
         )

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from meshcap.errors import FailedError
 from meshcap.training.checkpoint import Position, save_checkpoint
@@ -58,6 +58,7 @@ class Trainer:
     watch: Watch
     log: RunLog | None = None
     tracker: Tracker | None = None
+    others: dict[str, Tensor] = field(default_factory=dict)  # of the model: saved, changing, not learned
     last_rate: float = 0.01  # where the learning rate ends, as a share of the highest
     look_every: int = 20  # steps between looks at the loss: each look waits for a GPU
     _sums: Measures = field(default_factory=dict)
@@ -200,7 +201,7 @@ class Trainer:
     def checkpoint(self) -> None:
         """By the first rank; the others wait, lest they run ahead of what can be resumed."""
         if self.world.first:
-            save_checkpoint(self.run, self.position, self.weights, self.optimiser, self.average)
+            save_checkpoint(self.run, self.position, self.weights, self.optimiser, self.average, self.others)
         self.world.wait()
 
 

@@ -21,6 +21,8 @@ def targets(ids: Tensor, *, pad: int, unk: int, never: Sequence[int]) -> Tensor:
 def xe_sum(model: CaptionModel, regions: Regions, rectangles: Sequence[Tensor], smoothing: float = 0.0) -> Tensor:
     """The summed cross-entropy of every next word; pictures are encoded once for all their captions.
 
+    A captioner whose mechanism needs more to learn from (`CaptionModel.study`) adds a sum of its own.
+
     Args:
         rectangles: (B, S, T) each, from `<bos>` to `<eos>`, filled up with `<pad>`, which is not counted.
         smoothing: this share of the probability should be spread evenly over all words that may be said.
@@ -31,12 +33,15 @@ def xe_sum(model: CaptionModel, regions: Regions, rectangles: Sequence[Tensor], 
     sayable = config.vocab_size - len(set(config.never_said))
     for ids in rectangles:
         counted = targets(ids, pad=config.pad, unk=config.unk, never=config.never_said)
-        log_probs = model.read(encoded, ids[..., :-1])  # (B, S, T - 1, V)
-        loss = -log_probs.gather(-1, ids[..., 1:, None])[..., 0]
+        log_probs, noticed = model.study(encoded, ids[..., :-1])  # (B, S, T - 1, V)
+        said = log_probs.gather(-1, ids[..., 1:, None])[..., 0]
+        loss = -said
         if smoothing:
             even = -log_probs.masked_fill(log_probs == float("-inf"), 0).sum(-1) / sayable
             loss = (1 - smoothing) * loss + smoothing * even
         total = total + loss.where(counted, 0).sum()
+        if noticed is not None:
+            total = total + model.extra_loss(noticed, said, counted)
     return total
 
 

@@ -1,0 +1,200 @@
+"""What all captioners with a recurrent decoder share: words are read one after the other, and a carry goes along.
+
+    i, f, o, g = split(W x + b + U r)      x the word, r what is recalled: the last hidden state, and more
+    c' = σ(f) ⊙ c + σ(i) ⊙ tanh(g)         the LSTM of Hochreiter and Schmidhuber, 1997
+    h' = σ(o) ⊙ tanh(c')
+
+- A subclass says what it keeps of the pictures (`remember`), with which carry a caption begins (`begin`), how one word
+  changes it (`advance`) and what the next word is told from (`tell`). Stepping, reordering and reading follow.
+- The carry is a dict of tensors (B, W, …). `advance` returns a new one, so that gradients flow through a whole caption;
+  only `step` writes, into its own state.
+- What needs no carry is computed for all words of a caption at once: W x before the loop, the output after it.
+- c is float32 in any precision: it is a sum over all words so far.
+
+B pictures, N regions, W hypotheses or captions of each, T words, D model width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from meshcap.attention import State
+from meshcap.models.boxes import BoxEmbedding
+from meshcap.models.norm import Norm
+from meshcap.models.output import Output
+from meshcap.models.pretrained import CaptionModel, ModelConfig
+from meshcap.regions import Regions
+
+Carry = dict[str, Tensor]
+Looks = dict[str, Tensor]  # what one word did: `words` (B, W, N), and more (B, W, …) where a mechanism has more
+
+CARRY, KEPT, OUTPUT = "carry.", "kept.", "output."  # prefixes of a state's names
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecurrentConfig(ModelConfig):
+    """The settings of every recurrent captioner; `d_model` is the width of its regions, words and LSTM."""
+
+
+class RegionReader(nn.Module):
+    """LN(relu(W x + box)): regions as M²'s encoder begins with them."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.project = nn.Linear(config.d_input, config.d_model)
+        self.box = BoxEmbedding(config.d_model) if config.boxes else None
+        self.norm = Norm(config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, regions: Regions) -> Tensor:
+        """(B, N, D)."""
+        x = self.project(regions.features.to(self.norm.weight.dtype))
+        if self.box is not None:
+            x = x + self.box(regions.boxes)
+        return self.norm(self.dropout(torch.relu(x)))
+
+
+class Cell(nn.Module):
+    """An LSTM cell in two halves: `hear` the words, all at once, then step by step with what is recalled.
+
+    Args:
+        d_recalled: numbers of r, the hidden state's own included.
+    """
+
+    def __init__(self, d_input: int, d_recalled: int, d_hidden: int):
+        super().__init__()
+        self.d_hidden = d_hidden
+        self.hear = nn.Linear(d_input, 4 * d_hidden)
+        self.recall = nn.Linear(d_recalled, 4 * d_hidden, bias=False)
+
+    def reset_parameters(self) -> None:
+        # An LSTM that forgets at once never finds out what remembering is good for.
+        nn.init.ones_(self.hear.bias[self.d_hidden : 2 * self.d_hidden])
+
+    def forward(self, heard: Tensor, recalled: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
+        """heard (…, 4D) from `hear`, recalled (…, R), cell (…, D) -> the hidden state (…, D) and the next cell."""
+        inward, forget, outward, candidate = (heard + self.recall(recalled)).chunk(4, dim=-1)
+        cell = forget.sigmoid() * cell + inward.sigmoid() * candidate.tanh()  # as wide as the wider: float32
+        return (outward.sigmoid() * cell.tanh()).to(heard.dtype), cell
+
+
+class RecurrentCaptioner(CaptionModel):
+    """Base of recurrent captioners. A subclass ends its constructor with `reset_parameters`."""
+
+    config: RecurrentConfig
+    cell: Cell
+
+    def __init__(self, config: RecurrentConfig):
+        super().__init__(config)
+        self.regions = RegionReader(config)
+        self.words = nn.Embedding(config.vocab_size, config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+        self.output = Output(config.d_model, config.vocab_size, config.never_said)
+
+    def reset_parameters(self) -> None:
+        """Xavier for matrices, words as loud as M²'s; parts that know better begin by themselves."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        for module in self.modules():
+            if isinstance(module, Cell):
+                module.reset_parameters()
+        nn.init.normal_(self.words.weight, std=2**-0.5)
+
+    # What a subclass says.
+    def remember(self, x: Tensor, regions: Regions) -> State:
+        """What is kept of the pictures, whose regions are read as x (B, N, D)."""
+        raise NotImplementedError
+
+    def begin(self, kept: State, width: int) -> Carry:
+        """The carry before the first word of `width` captions."""
+        raise NotImplementedError
+
+    def advance(self, heard: Tensor, kept: State, carry: Carry) -> tuple[Tensor, Carry, Looks]:
+        """One word further, heard (B, W, 4D): what `tell` wants (B, W, ·), the carry after it, and where it looked."""
+        raise NotImplementedError
+
+    def tell(self, x: Tensor, found: Tensor) -> Tensor:
+        """Embedded words x (B, W, …, D) and what `advance` found (B, W, …, ·) -> what the output reads (B, W, …, D)."""
+        return self.dropout(found)
+
+    # What follows from it.
+    def encode(self, regions: Regions) -> State:
+        regions.expect(width=self.config.d_input, boxes=self.config.boxes)
+        return self.remember(self.regions(regions), regions)
+
+    def start(self, encoded: State, *, width: int, length: int) -> State:
+        self.expect_length(length)
+        state = {KEPT + name: tensor for name, tensor in encoded.items()}
+        # Of its own memory: a step writes into it.
+        state |= {CARRY + name: tensor.clone() for name, tensor in self.begin(encoded, width).items()}
+        if self.words.weight.is_cuda:
+            weight, bias = self.output.aligned()
+            state |= {OUTPUT + "weight": weight, OUTPUT + "bias": bias.to(weight.dtype)}
+        return state
+
+    def step(self, ids: Tensor, state: State) -> Tensor:
+        x = self.words(ids)
+        found, carry, _ = self.advance(self.cell.hear(x), part(state, KEPT), part(state, CARRY))
+        for name, tensor in carry.items():
+            state[CARRY + name].copy_(tensor)
+        return self.output(
+            self.tell(x, found), (state[OUTPUT + "weight"], state[OUTPUT + "bias"]) if x.is_cuda else None
+        )
+
+    def reorder(self, state: State, parents: Tensor) -> None:
+        for tensor in part(state, CARRY).values():
+            index = parents.view(*parents.shape, *[1] * (tensor.dim() - 2)).expand_as(tensor)
+            tensor.copy_(tensor.gather(1, index))
+
+    def read(self, encoded: State, ids: Tensor) -> Tensor:
+        return self.read_openly(encoded, ids)[0]
+
+    def read_openly(self, encoded: State, ids: Tensor) -> tuple[Tensor, list[Looks]]:
+        """ids (B, S, T) -> log-probabilities (B, S, T, V), and where each of the T words looked."""
+        self.expect_length(ids.shape[-1])
+        x = self.dropout(self.words(ids))  # (B, S, T, D)
+        carry = self.begin(encoded, ids.shape[1])
+        told, looks = [], []
+        for heard in self.cell.hear(x).unbind(2):
+            found, carry, look = self.advance(heard, encoded, carry)
+            told.append(found)
+            looks.append(look)
+        y = self.tell(x, torch.stack(told, 2))
+        return self.output(y, self.output.aligned() if y.is_cuda else None), looks
+
+    def forward(self, regions: Regions, ids: Tensor, *, attention: bool = False) -> Tensor | tuple[Tensor, State]:
+        captions = ids if ids.dim() == 3 else ids[:, None]
+        log_probs, looks = self.read_openly(self.encode(regions), captions)
+        log_probs = log_probs.view(*ids.shape, -1)
+        if not attention:
+            return log_probs
+        seen = joined(looks)  # (B, S, T, …)
+        return log_probs, seen if ids.dim() == 3 else {name: tensor[:, 0] for name, tensor in seen.items()}
+
+
+def part(state: State, prefix: str) -> State:
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+
+
+def joined(looks: list[Looks]) -> State:
+    """The looks of T words, (B, S, …) each, as (B, S, T, …)."""
+    return {name: torch.stack([look[name] for look in looks], 2) for name in looks[0]}
+
+
+def for_each(x: Tensor, width: int) -> Tensor:
+    """What a picture has (B, …), for each of its hypotheses (B, W, …), without a copy."""
+    return x[:, None].expand(-1, width, *x.shape[1:])
+
+
+def mean_region(x: Tensor, mask: Tensor | None) -> Tensor:
+    """(B, N, D) -> (B, D), of the real regions."""
+    if mask is None:
+        return x.mean(1)
+    real = mask[..., None].to(x.dtype)
+    return (x * real).sum(1) / real.sum(1).clamp_min(1)

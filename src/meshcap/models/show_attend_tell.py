@@ -1,0 +1,182 @@
+"""Show, Attend and Tell (Xu et al., 2015): an LSTM that looks at the regions anew for every word.
+
+    e_tn = score(h_{t-1}, x_n)               how well a region answers what was said so far (setting `score`)
+    α_t = softmax(e_t)
+    z_t = β_t Σ_n α_tn x_n                   soft: the mean under α, or
+    z_t = β_t x_n, n drawn from α_t          hard: one region; the likeliest when not training
+    β_t = σ(w h_{t-1} + b)                   the gate: how much the picture matters for this word
+    h_t = LSTM(y_{t-1}, [h_{t-1}, z_t]),     h_0, c_0 = tanh(W mean(x) + b)
+    p(y_t) ∝ exp(W_o (y_{t-1} + W_h h_t + W_z z_t))
+
+What is added to the cross-entropy, each a sum over captions like that itself (`CaptionModel.extra_loss`), in training
+mode alone:
+
+- λ Σ_n (1 - Σ_t α_tn)², setting `doubly_stochastic` = λ: over a caption, look at every region about once.
+- Hard attention has no derivative. A draw earns the log-probability of all words from its own on, R_t, compared with
+  what so many words earned lately, b_t: -Σ_t (R_t - b_t) log α_t,drawn (REINFORCE). The gradient is, on average, that
+  of the expected loss. Setting `entropy` = μ adds -μ Σ_t H(α_t), so that looking does not settle too early.
+
+When not training, hard attention takes the likeliest region: the same in every search and every reading. There its
+gradient is that of soft attention (straight-through), so that self-critical training still moves it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from meshcap.attention import (
+    SCORES,
+    RunningMean,
+    State,
+    make_score,
+    sample,
+    score_function_loss,
+    soft,
+    straight_through,
+)
+from meshcap.models.recurrent import (
+    Carry,
+    Cell,
+    Looks,
+    RecurrentCaptioner,
+    RecurrentConfig,
+    for_each,
+    joined,
+    mean_region,
+)
+from meshcap.regions import Regions
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShowAttendTellConfig(RecurrentConfig):
+    """Every setting of a ShowAttendTell."""
+
+    attention: Literal["soft", "hard"] = "soft"
+    score: Literal["additive", "dot", "scaled", "bilinear"] = "additive"
+    doubly_stochastic: float = 0.0
+    entropy: float = 0.0  # of hard attention
+
+    def check(self) -> None:
+        super().check()
+        self.expect_one_of("attention", ("soft", "hard"))
+        self.expect_one_of("score", tuple(SCORES))
+        self.expect_share_of_loss("doubly_stochastic", "entropy")
+
+
+class Found(NamedTuple):
+    """What one look found."""
+
+    context: Tensor  # (B, W, D)
+    looks: Looks  # `words` (B, W, N) and whatever else there is to tell of it
+
+
+class ShowAttendTell(RecurrentCaptioner):
+    """A recurrent captioner with spatial attention. Others that look in another way build on it."""
+
+    name = "show-attend-tell"
+    config_class = ShowAttendTellConfig
+    config: ShowAttendTellConfig
+
+    def __init__(self, config: ShowAttendTellConfig, *, d_recalled: int = 0):
+        """`d_recalled`: numbers that a subclass has the LSTM recall besides its hidden state and the context."""
+        super().__init__(config)
+        width = config.d_model
+        self.first = nn.Linear(width, 2 * width)
+        self.gate = nn.Linear(width, 1)
+        self.cell = Cell(width, 2 * width + d_recalled, width)
+        self.deep = nn.Linear(2 * width + d_recalled, width)
+        self.baseline = RunningMean(0.98) if config.attention == "hard" else None
+        self.make_attention()
+        self.reset_parameters()
+
+    def make_attention(self) -> None:
+        self.score = make_score(self.config.score, self.config.d_model, self.config.d_model)
+
+    def remember(self, x: Tensor, regions: Regions) -> State:
+        kept = {"regions": x, "first": self.first(mean_region(x, regions.mask)).tanh()}
+        if regions.mask is not None:
+            kept["visible"] = regions.mask
+        return kept | self.prepare(x, regions)
+
+    def prepare(self, x: Tensor, regions: Regions) -> State:
+        """What can be done for `look` once a picture."""
+        return {"prepared": self.score.prepare(x)}
+
+    def begin(self, kept: State, width: int) -> Carry:
+        hidden, cell = for_each(kept["first"], width).chunk(2, -1)
+        return {"hidden": hidden, "cell": cell.float()}
+
+    def look(self, query: Tensor, kept: State) -> Found:
+        """Where the state h_{t-1}, query (B, W, D), looks."""
+        scores = self.score(query, kept["prepared"])  # (B, W, N)
+        visible = kept["visible"][:, None] if "visible" in kept else None
+        weights = soft(scores, visible).weights
+        if self.config.attention == "soft":
+            looks = {"words": weights}
+        else:
+            chosen, log_prob = (sample if self.training else straight_through)(scores, visible)
+            looks = {"words": chosen, "odds": weights, "log_prob": log_prob}
+        return Found(looks["words"].to(kept["regions"].dtype) @ kept["regions"], looks)
+
+    def gated_look(self, query: Tensor, kept: State) -> Found:
+        """`look`, of which β passes."""
+        context, looks = self.look(query, kept)
+        gate = self.gate(query).sigmoid()  # (B, W, 1)
+        return Found(gate * context, looks | {"gate": gate[..., 0]})
+
+    def advance(self, heard: Tensor, kept: State, carry: Carry) -> tuple[Tensor, Carry, Looks]:
+        context, looks = self.gated_look(carry["hidden"], kept)
+        hidden, cell = self.cell(heard, torch.cat((carry["hidden"], context), -1), carry["cell"])
+        return torch.cat((hidden, context), -1), {"hidden": hidden, "cell": cell}, looks
+
+    def tell(self, x: Tensor, found: Tensor) -> Tensor:
+        return self.dropout(x + self.deep(found))
+
+    # What there is to learn besides the words.
+    def study(self, encoded: State, ids: Tensor) -> tuple[Tensor, State | None]:
+        if not self.training or (self.config.attention == "soft" and not self.config.doubly_stochastic):
+            return self.read(encoded, ids), None
+        log_probs, looks = self.read_openly(encoded, ids)
+        noticed = joined(looks)
+        if "visible" in encoded:
+            noticed["visible"] = encoded["visible"]
+        return log_probs, noticed
+
+    def extra_loss(self, noticed: State, said: Tensor, counted: Tensor) -> Tensor:
+        odds = noticed.get("odds", noticed["words"]).float()  # (B, S, T, N)
+        loss = torch.zeros((), device=said.device)
+        if self.config.doubly_stochastic:
+            loss = loss + self.config.doubly_stochastic * unevenness(odds, counted, noticed.get("visible"))
+        if self.baseline is not None:
+            if self.config.entropy:
+                entropy = -torch.special.xlogy(odds, odds).sum(-1)  # (B, S, T)
+                loss = loss - self.config.entropy * entropy.where(counted, 0).sum()
+            loss = loss + draws_loss(noticed["log_prob"], said, counted, self.baseline)
+        return loss
+
+
+def unevenness(weights: Tensor, counted: Tensor, visible: Tensor | None) -> Tensor:
+    """Σ over captions and regions of (1 - Σ_t α_tn)²: weights (B, S, T, N), counted (B, S, T), visible (B, N).
+
+    Filling counts for nothing: words that are not learned, captions without any, regions that are not real.
+    """
+    looked = (weights * counted[..., None]).sum(2)  # (B, S, N)
+    uneven = (1 - looked).square() * counted.any(-1, keepdim=True)
+    return uneven.sum() if visible is None else uneven.where(visible[:, None], 0).sum()
+
+
+def draws_loss(log_prob: Tensor, said: Tensor, counted: Tensor, baseline: RunningMean) -> Tensor:
+    """-Σ_t (R_t - b_t) log p(draw_t): R_t the log-probability of the words from t on, b_t what so many earned lately.
+
+    log_prob of the draws, said of the words, (B, S, T) both. A look cannot change the words before it, so these would
+    add nothing to R_t but noise.
+    """
+    earned = said.detach().where(counted, 0)
+    to_come = torch.stack((earned, counted.to(earned.dtype))).flip(-1).cumsum(-1).flip(-1)  # rewards and words, from t
+    loss = score_function_loss(log_prob.where(counted, 0), to_come[0], to_come[1] * baseline.value) * said.numel()
+    baseline.update(earned.sum() / counted.sum().clamp_min(1))  # only now: see RunningMean
+    return loss
