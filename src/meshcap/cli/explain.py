@@ -1,0 +1,82 @@
+"""`meshcap explain`."""
+
+from __future__ import annotations
+
+import json as json_format
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from meshcap.cli import options
+from meshcap.errors import MeshcapError
+
+
+def explain(
+    photo: Annotated[Path, typer.Argument(help="A picture.")],
+    model: Annotated[str, typer.Option(help="A model folder, or a name on the Hugging Face hub.")],
+    out: Annotated[
+        Path | None, typer.Option(help="A page (.html) or a picture (.png).", show_default="<photo>.explain.html")
+    ] = None,
+    caption: Annotated[
+        str | None, typer.Option(help="A sentence to explain.", show_default="the model's own caption")
+    ] = None,
+    beams: Annotated[int, typer.Option(min=1, help="Hypotheses of the search for a caption; 1 is greedy.")] = 5,
+    attribution: Annotated[
+        bool, typer.Option("--attribution/--no-attribution", help="Also what counted for a word, by gradients.")
+    ] = True,
+    baseline: Annotated[
+        Literal["zero", "mean"],
+        typer.Option(
+            help="What attribution compares the picture with: features of zero, or its mean region everywhere."
+        ),
+    ] = "zero",
+    device: options.Device = "auto",
+    threads: options.Threads = None,
+    json: options.Json = False,
+) -> None:
+    """Show, word by word, why a caption says what it says.
+
+    For each word: how sure the model was, what it would have said instead, where it looked, and what counted. With
+    --json, the numbers go to stdout, and a file is written only where --out names one.
+
+    Example: meshcap explain photo.jpg --model my-captioner --caption "a dog on a beach"
+    """
+    if out is not None and out.suffix.lower() not in (".html", ".htm", ".png"):
+        raise MeshcapError(f"--out is {out}, expected a name that ends in .html or .png")
+    if out is None and not json:
+        out = Path(f"{photo.stem}.explain.html")
+    if out is not None and out.is_dir():
+        raise MeshcapError(f"--out is {out}, which is a folder: expected the name of a file")
+    if out is not None and not out.parent.is_dir():
+        raise MeshcapError(f"{out.parent} is not a folder: expected one to write {out.name} into")
+
+    from meshcap.captioner import Captioner
+    from meshcap.decoding import Beam
+    from meshcap.explain import explain as explained
+    from meshcap.explain.page import write_page
+    from meshcap.explain.sheet import write_sheet
+    from meshcap.vision.pictures import read_picture
+
+    where, precision = options.apply(device, "float32", threads, None)  # gradients want all their digits
+    if not photo.is_file():
+        read_picture(photo)  # says what is wrong, before a model is read for nothing
+    captioner = Captioner.from_pretrained(model, device=where, dtype=precision)
+    if captioner.vision is None:
+        raise MeshcapError(f"this model reads region features and cannot look at {photo}: expected one with a vision")
+    found = explained(
+        captioner,
+        photo,
+        caption=caption,
+        strategy=Beam(beams),
+        attribution=attribution,
+        baseline=baseline,
+    )
+    if out is not None and out.suffix.lower() == ".png":
+        write_sheet(out, found)
+    elif out is not None:
+        write_page(out, found, photo.name)
+    if json:
+        typer.echo(json_format.dumps({"file": str(photo), **found.to_dict()}, ensure_ascii=False))
+    else:
+        typer.echo(f"{out}\t{found.confidence:.2f}\t{found.text}")

@@ -1,0 +1,261 @@
+"""How a caption came about, as numbers: for each word its chances, its rivals, and what the model looked at.
+
+All numbers come from one teacher-forced pass over the caption: what the model would say next after each of its words.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from meshcap.captioner import Captioner
+from meshcap.decoding import Beam, Strategy
+from meshcap.errors import MeshcapError
+from meshcap.explain.attribution import STEPS, Attribution, Baseline, attribute, parameter_count, rank_correlation
+from meshcap.regions import Regions
+from meshcap.vision.pictures import Source, read_picture
+
+END = "(end)"  # as the end of a caption is shown
+SHOWN = 1024  # a picture is kept no smaller than this, where it is larger
+APART = {"words", "gates", "memory", "patterns", "log_prob"}  # fields of their own, or of no use to a reader
+
+
+@dataclass(frozen=True)
+class WordExplanation:
+    """One word, or the end: N regions, L levels."""
+
+    word: str
+    is_end: bool
+    probability: float
+    rank: int  # 1: no word was likelier
+    runners_up: tuple[tuple[str, float], ...]  # the likeliest next words, this one among them where it is
+    attention: Tensor  # (N,), sums to 1
+    levels: Tensor | None = None  # (L,), sums to 1: what each encoder level's gate let pass; None of one level alone
+    memory: float | None = None  # 0-1: what slots answered, instead of other regions, in the regions looked at
+    attribution: Tensor | None = None  # (N,), in nats, below 0 where a region spoke against the word
+    gradient_input: Tensor | None = None  # (N,)
+    gained: float | None = None  # nats: what the whole picture did for the word
+    gap: float | None = None  # by how much the attributions' sum misses that
+    agreement: float | None = None  # Spearman's ρ of attention and the size of attribution
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A caption explained. What a model's mechanism does not have is None, or missing from `other`."""
+
+    text: str
+    confidence: float
+    words: tuple[WordExplanation, ...]
+    own: bool  # False: a person's sentence
+    best: tuple[tuple[str, float], ...]  # the model's own captions with their confidence, best first
+    boxes: Tensor | None  # (N, 4) from 0 to 1 within what was seen
+    picture: Image.Image | None = None
+    window: tuple[float, float, float, float] | None = None  # of the picture that was seen, in parts of its size
+    baseline: Baseline | None = None  # of attribution
+    gates: Tensor | None = None  # (T, layers, L): how open each gate was
+    memory: Tensor | None = None  # (layers, N): the slots' share of each region's attention in each encoder layer
+    patterns: Tensor | None = None  # (layers, N, P): what each region was reminded of
+    padding: Tensor | None = None  # (T,): the part of attention that fell on zeros (`attend_padding`)
+    other: dict[str, Tensor] = field(default_factory=dict)  # (T, …) by name, such as groups or memory_reads
+    facts: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def least(self) -> float:
+        """What a region must add to a word, in nats, to be shown at full light: a quarter of the most that any did.
+
+        So words that the picture did nothing for stay dark, instead of showing the noise in it.
+        """
+        return (
+            max((float(one.attribution.abs().max()) for one in self.words if one.attribution is not None), default=0)
+            / 4
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """All numbers, for programs."""
+        told: dict[str, Any] = {
+            "caption": self.text,
+            "confidence": self.confidence,
+            "own": self.own,
+            "best": [{"caption": text, "confidence": confidence} for text, confidence in self.best],
+            "words": [_word_dict(one) for one in self.words],
+            "baseline": self.baseline,
+            "window": self.window,
+        }
+        for name in ("boxes", "gates", "memory", "patterns", "padding"):
+            told[name] = _numbers(getattr(self, name))
+        return told | {"other": {name: _numbers(tensor) for name, tensor in self.other.items()}}
+
+
+def explain(
+    captioner: Captioner,
+    picture: Source | Regions,
+    *,
+    caption: str | None = None,
+    strategy: Strategy | None = None,
+    n_best: int = 5,
+    runners_up: int = 5,
+    attribution: bool = True,
+    baseline: Baseline = "zero",
+    steps: int = STEPS,
+) -> Explanation:
+    """Explain the model's caption of a picture, or a sentence of one's own.
+
+    Args:
+        picture: what `Captioner.caption` takes, or the Regions of one picture.
+        caption: a sentence to explain instead of the model's.
+        strategy: how the model searches for its caption; 5 beams unless said otherwise.
+        n_best: how many of its captions to list, as far as the search keeps them.
+        runners_up: how many of the likeliest words to list at each place.
+        attribution: also integrated gradients, with `baseline` and `steps` of `attribute`.
+
+    Raises:
+        MeshcapError: a picture that cannot be read, a sentence with words that the model does not know.
+    """
+    if n_best < 1 or runners_up < 1:
+        raise MeshcapError(f"n_best is {n_best} and runners_up {runners_up}, expected at least 1 of each")
+    regions, shown, window = _seen(captioner, picture)
+    strategy = strategy or Beam()
+    (found,) = captioner.describe(regions, strategy=strategy, n_best=min(n_best, strategy.width))
+    ids = _ids_of(captioner, caption) if caption is not None else captioner.vocabulary.encode(found.words)
+    if caption is not None or found.finished:
+        ids.append(captioner.model.config.eos)
+    said = torch.tensor(ids, device=captioner.model.device)
+    log_probs, seen = _read(captioner, regions, said)
+    credit = attribute(captioner.model, regions, said, baseline=baseline, steps=steps) if attribution else None
+    count = regions.features.shape[1]
+    looks = seen["words"]
+    config = captioner.model.config
+    memory = seen["memory"][..., :count] if getattr(config, "slots", 0) and "memory" in seen else None
+    gates = seen["gates"] if "gates" in seen and seen["gates"].shape[-1] > 1 else None
+    return Explanation(
+        text=captioner.vocabulary.sentence(ids),
+        confidence=float(log_probs.gather(-1, said.cpu()[:, None]).mean().exp()),
+        words=tuple(_words(captioner, ids, log_probs, looks[:, :count], gates, memory, credit, runners_up)),
+        own=caption is None,
+        best=tuple((one.text, one.confidence) for one in (found, *found.alternatives)),
+        boxes=None if regions.boxes is None else regions.boxes[0].float().cpu(),
+        picture=shown,
+        window=window,
+        baseline=baseline if attribution else None,
+        gates=gates,
+        memory=memory,
+        patterns=seen.get("patterns"),
+        padding=looks[:, count:].sum(-1) if looks.shape[1] > count else None,
+        other={name: tensor for name, tensor in seen.items() if name not in APART},
+        facts=_facts(captioner, regions, shown),
+    )
+
+
+def _seen(
+    captioner: Captioner, picture: Source | Regions
+) -> tuple[Regions, Image.Image | None, tuple[float, float, float, float] | None]:
+    """Regions of one picture without padding, the picture to show, and the part of it that was seen."""
+    if isinstance(picture, Regions):
+        if len(picture) != 1:
+            raise MeshcapError(f"regions of {len(picture)} pictures were given, expected those of one")
+        if picture.mask is not None:
+            real = picture.mask[0]
+            boxes = None if picture.boxes is None else picture.boxes[:, real]
+            picture = Regions(picture.features[:, real], boxes)
+        return picture, None, None
+    if hasattr(picture, "read"):
+        picture = io.BytesIO(picture.read())  # is read twice
+    regions = captioner.look([picture])  # just as captioning sees it, at reduced scale where that is enough
+    assert captioner.vision is not None
+    shown = read_picture(picture, at_least=SHOWN)
+    width, height = shown.size
+    left, top, right, bottom = captioner.vision.preprocess.window(width, height)
+    return regions, shown, (left / width, top / height, right / width, bottom / height)
+
+
+def _ids_of(captioner: Captioner, caption: str) -> list[int]:
+    config = captioner.model.config
+    words = captioner.vocabulary.tokens(caption)
+    if not words:
+        raise MeshcapError(f"the caption {caption!r} has no words, expected a sentence to explain")
+    ids = captioner.vocabulary.ids_of(words, purpose="in the caption")
+    for word, id in zip(words, ids, strict=True):
+        if id in (*config.never_said, config.unk, config.pad, config.bos, config.eos):
+            raise MeshcapError(f"{word!r} in the caption is a word that this model never says")
+    if len(ids) >= config.max_length:
+        raise MeshcapError(f"the caption has {len(ids)} words, expected at most {config.max_length - 1}")
+    return ids
+
+
+@torch.no_grad()
+def _read(captioner: Captioner, regions: Regions, said: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Log-probabilities (T, V), and how the model looked, without the axis of pictures: `gates` as (T, layers, L)."""
+    model = captioner.model
+    spoken = torch.cat((said.new_full((1,), model.config.bos), said[:-1]))
+    log_probs, seen = model(regions.to(model.device, model.dtype), spoken[None], attention=True)
+    axes = {"gates": 2, "memory": 1, "patterns": 1}  # where the axis of pictures is not the first
+    alone = {name: tensor.float().cpu().select(axes.get(name, 0), 0) for name, tensor in seen.items()}
+    if "gates" in alone:
+        alone["gates"] = alone["gates"].movedim(-1, 0)
+    return log_probs[0].float().cpu(), alone
+
+
+def _words(
+    captioner: Captioner,
+    ids: Sequence[int],
+    log_probs: Tensor,
+    looks: Tensor,
+    gates: Tensor | None,
+    memory: Tensor | None,
+    credit: Attribution | None,
+    runners_up: int,
+) -> list[WordExplanation]:
+    eos, vocabulary = captioner.model.config.eos, captioner.vocabulary
+
+    def shown(id: int) -> str:
+        return END if id == eos else vocabulary.word(id)
+
+    words = []
+    for t, (id, chances) in enumerate(zip(ids, log_probs.exp(), strict=True)):
+        best = chances.topk(min(runners_up, int((chances > 0).sum())))
+        given: dict[str, Any] = {}
+        if gates is not None:
+            shares = gates[t] / gates[t].sum(-1, keepdim=True).clamp_min(1e-9)
+            given["levels"] = shares.mean(0)
+        if memory is not None:
+            given["memory"] = float(memory.mean(0) @ looks[t])
+        if credit is not None:
+            given |= {
+                "attribution": credit.regions[t],
+                "gradient_input": credit.gradient_input[t],
+                "gained": float(credit.gained[t]),
+                "gap": float(credit.gap[t]),
+                "agreement": rank_correlation(looks[t], credit.regions[t].abs()),
+            }
+        rivals = tuple((shown(i), p) for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True))
+        rank = 1 + int((chances > chances[id]).sum())
+        words.append(WordExplanation(shown(id), id == eos, float(chances[id]), rank, rivals, looks[t], **given))
+    return words
+
+
+def _facts(captioner: Captioner, regions: Regions, shown: Image.Image | None) -> tuple[tuple[str, str], ...]:
+    model, vision = captioner.model, captioner.vision
+    facts = [("model", model.name), ("weights", f"{parameter_count(model):,}")]
+    facts.append(("vocabulary", f"{len(captioner.vocabulary):,} words"))
+    if vision is not None:
+        facts.append(("looks with", f"{vision.name}, {vision.preprocess.size} pixels, {vision.preprocess.geometry}"))
+    facts.append(("regions", f"{regions.features.shape[1]} of {regions.features.shape[2]} numbers"))
+    if shown is not None:
+        facts.append(("picture", f"{shown.width} × {shown.height} pixels"))
+    return tuple(facts)
+
+
+def _word_dict(one: WordExplanation) -> dict[str, Any]:
+    told = {name: value for name, value in vars(one).items() if value is not None}
+    told["runners_up"] = [{"word": word, "probability": chance} for word, chance in one.runners_up]
+    return {name: _numbers(value) if isinstance(value, Tensor) else value for name, value in told.items()}
+
+
+def _numbers(tensor: Tensor | None) -> Any:
+    return None if tensor is None else tensor.tolist()
