@@ -27,6 +27,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "m2-no-slots": ("m2", {"slots": 0}),
     "m2-no-boxes": ("m2", {"boxes": False}),
     "m2-attend-padding": ("m2", {"boxes": False, "attend_padding": 8, "never": ()}),
+    "m2-tied": ("m2", {"tied_words": True}),
+    "show-attend-tell-tied": ("show-attend-tell", {"tied_words": True}),
     "show-attend-tell-hard": ("show-attend-tell", {"attention": "hard", "score": "bilinear"}),
     "ntm-two-heads": ("ntm", {"read_heads": 2, "write_heads": 2, "score": "scaled", "boxes": False}),
     "hopfield-alone": ("hopfield", {"self_attention": False, "beta": "learned", "retrieval_steps": 2}),
@@ -61,7 +63,7 @@ def build(name: str, *, seed: int = 0, **settings) -> CaptionModel:
             parameter.mul_(0.6 if parameter.dim() > 1 else 1).add_(0.1 * torch.randn_like(parameter))
         for module in model.modules():
             if isinstance(module, torch.nn.Embedding):
-                module.weight.mul_(6)
+                module.weight.mul_(2 if model.config.tied_words else 6)  # tied, they are as loud as the output
             elif isinstance(module, torch.nn.Linear) and module.out_features == model.config.vocab_size:
                 module.weight.mul_(loud)
     return model.eval()

@@ -15,6 +15,7 @@ from meshcap.errors import MeshcapError
 from meshcap.models import CaptionModel, load
 from meshcap.models.packed import pack
 from meshcap.models.pretrained import find_file
+from meshcap.models.quantised import Bits
 from meshcap.regions import Regions
 from meshcap.text import Vocabulary
 from meshcap.text.endings import BAD_ENDINGS
@@ -91,17 +92,20 @@ class Captioner:
             pack(captioner.model, int8=int8)
         return captioner
 
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write vision, vocabulary and model into a folder, each file whole or not at all."""
+    def save_pretrained(self, folder: str | Path, *, bits: Bits = 32) -> None:
+        """Write vision, vocabulary and model into a folder, each file whole or not at all.
+
+        `bits`: 32 writes weights as they are; 16 and 8 round matrices, for files of half or a quarter of the size.
+        """
         folder = Path(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise MeshcapError(f"{folder} cannot be made a model folder: {error.strerror}") from error
         if self.vision is not None:
-            save_vision(self.vision, folder)
+            save_vision(self.vision, folder, bits=bits)
         self.vocabulary.save(folder / VOCABULARY)
-        self.model.save_pretrained(folder)
+        self.model.save_pretrained(folder, bits=bits)
 
     @torch.no_grad()
     def look(self, pictures: Sequence[Source]) -> Regions:

@@ -25,6 +25,8 @@ CAPTIONERS = {name: (name, {}) for name in MODELS} | {
     "show-attend-tell-hard": ("show-attend-tell", {"attention": "hard", "entropy": 0.01}),
     "show-attend-tell-even": ("show-attend-tell", {"score": "bilinear", "doubly_stochastic": 0.1}),
     "hopfield-alone": ("hopfield", {"self_attention": False}),
+    "m2-tied": ("m2", {"tied_words": True}),
+    "show-attend-tell-tied": ("show-attend-tell", {"tied_words": True}),
 }
 
 

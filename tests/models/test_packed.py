@@ -1,6 +1,7 @@
 """Weights rearranged for the CPU give the same captions."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -47,6 +48,19 @@ def test_int8_against_its_closed_form() -> None:
     expected = torch.nn.functional.linear(x, weight, linear.bias)
     step = (x.max() - x.min()) / 127  # of the inputs, at the least
     assert (Int8Linear(linear)(x) - expected).abs().max() < step * weight.abs().sum(1).max() / 2
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_packed_models_are_not_saved(int8: bool, tmp_path: Path) -> None:
+    """Half of their weights would be missing from the file."""
+    if not can_pack(torch.int8 if int8 else torch.float32):
+        pytest.skip("torch without such kernels")
+    model = tiny.build("m2")
+    model.save_pretrained(tmp_path)
+    before = (tmp_path / "model.safetensors").read_bytes()
+    with pytest.raises(MeshcapError, match="laid out for the CPU cannot be saved"):
+        pack(model, int8=int8).save_pretrained(tmp_path)
+    assert (tmp_path / "model.safetensors").read_bytes() == before
 
 
 def test_int8_is_refused_where_it_cannot_be(captioner, monkeypatch: pytest.MonkeyPatch) -> None:

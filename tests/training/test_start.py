@@ -16,7 +16,7 @@ TOKENS = [[["a", "dog"], ["a", "cat"]], [["the", "dog"], ["a", "bird"]]]
 WORDS = ["<unk>", "<pad>", "<bos>", "<eos>", *"abcdef"]
 
 
-@pytest.mark.parametrize("name", sorted(MODELS))
+@pytest.mark.parametrize("name", [*sorted(MODELS), "m2-tied", "show-attend-tell-tied"])
 def test_new_words_change_nothing_that_was_known(name: str) -> None:
     """For the old words the odds among each other are what they were; the new ones begin as a rare word would."""
     model = tiny.build(name, never=(0, 1, 2))

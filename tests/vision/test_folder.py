@@ -59,6 +59,23 @@ def test_saved_and_loaded(vision: Vision, tmp_path: Path) -> None:
     assert written == {"vision.json"} | ({"model.safetensors"} if vision.state_dict() else set())
 
 
+@pytest.mark.parametrize("bits", [8, 16])
+def test_fewer_bits(vision: Vision, bits: int, tmp_path: Path) -> None:
+    save_vision(vision, tmp_path / "whole")
+    save_vision(vision, tmp_path / "small", bits=bits)
+    again = load_vision(tmp_path / "small")
+    assert again.settings() == vision.settings() and again.dtype == torch.float32
+    for name, buffer in vision.named_buffers():
+        assert torch.equal(again.state_dict()[name], buffer)
+    pixels = pixels_for(vision)
+    with torch.no_grad():
+        expected, got = vision(pixels).features, again(pixels).features
+    assert (got - expected).norm() <= 0.05 * expected.norm()
+    if vision.state_dict():
+        whole, small = ((tmp_path / one / "vision" / "model.safetensors").stat().st_size for one in ("whole", "small"))
+        assert small < (0.6 if vision.name == "small-cnn" or bits == 16 else 0.4) * whole
+
+
 def test_settings_rebuild_it(vision: Vision) -> None:
     settings = json.loads(json.dumps(vision.settings()))
     again = type(vision)(**settings)
@@ -202,6 +219,9 @@ def test_eyes_with_their_own_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setattr("meshcap.models.pretrained.hf_hub_download", lambda name, file, **_: str(tmp_path / file))
     monkeypatch.setattr(folders, "snapshot_download", lambda name, **_: str(tmp_path))
     assert load_vision("somebody/model").number == 7
+    with pytest.raises(MeshcapError, match="a vision 'own' keeps its files in a way of its own: 8 bits are not for it"):
+        save_vision(Own(7), tmp_path / "small", bits=8)
+    assert not (tmp_path / "small").exists()
 
 
 def test_create() -> None:

@@ -24,10 +24,12 @@ from meshcap.errors import MeshcapError
 # In the order of `meshcap --help`.
 COMMANDS: dict[str, str] = {
     "caption": "meshcap.cli.caption:caption",
+    "explain": "meshcap.cli.explain:explain",
     "train": "meshcap.cli.train:train",
     "evaluate": "meshcap.cli.evaluate:evaluate",
     "data": "meshcap.cli.data:app",
     "import-reference": "meshcap.cli.import_reference:import_reference",
+    "quantise": "meshcap.cli.quantise:quantise",
     "score": "meshcap.cli.score:score",
     "tokenize": "meshcap.cli.tokenize:tokenize",
     "ntm": "meshcap.cli.ntm:ntm",

@@ -4,7 +4,8 @@
 - Its self-attention also looks at learned slots (`meshcap.memory`); the output of every layer, a level, is kept.
 - The decoder attends to all levels with one shared cross-attention; a gate for each level and number decides how much
   of it passes (`mesh="full"`). The paper's ablations are settings: `mesh`, `gates`, `slots`.
-- Post-norm residuals, ReLU feed-forwards, sinusoidal positions, unscaled embeddings, an untied output without bias.
+- Post-norm residuals, ReLU feed-forwards, sinusoidal positions, unscaled embeddings, an untied output without bias
+  (`tied_words`: the words' own matrix).
 - All captions of a picture are read together: keys and values of its regions are projected once, never per caption
   or per beam.
 
@@ -36,6 +37,7 @@ from meshcap.models.boxes import BoxEmbedding
 from meshcap.models.norm import Norm
 from meshcap.models.output import Output
 from meshcap.models.pretrained import CaptionModel, ModelConfig
+from meshcap.models.words import Words
 from meshcap.regions import Regions
 
 Mesh = Literal["full", "last", "one-to-one"]
@@ -227,10 +229,12 @@ class Decoder(nn.Module):
     def __init__(self, config: M2Config):
         super().__init__()
         self.mesh = config.mesh
-        self.words = nn.Embedding(config.vocab_size, config.d_model)
+        self.words = Words(config.vocab_size, config.d_model, tied=config.tied_words)
         self.register_buffer("positions", sinusoids(config.max_length + 1, config.d_model))
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
-        self.output = Output(config.d_model, config.vocab_size, config.never_said)
+        self.output = Output(
+            config.d_model, config.vocab_size, config.never_said, self.words if config.tied_words else None
+        )
 
     def sources(self, levels: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values (G·B, H, N, d) of the levels that a layer looks at."""
@@ -304,7 +308,7 @@ class M2(CaptionModel):
                     nn.init.zeros_(module.bias)
             elif isinstance(module, MemorySlots):
                 module.reset_parameters()
-        nn.init.normal_(self.decoder.words.weight, std=2**-0.5)
+        self.decoder.words.reset_parameters()
 
     def encode(self, regions: Regions, trace: Trace | None = None) -> State:
         regions.expect(width=self.config.d_input, boxes=self.config.boxes)

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from meshcap.models.words import SharedWords, Words
+
 try:
     import triton
     import triton.language as tl
@@ -16,14 +18,17 @@ Aligned = tuple[Tensor, Tensor]
 
 
 class Output(nn.Module):
-    """An untied linear map without bias, and a log-softmax; words that are never said get -inf."""
+    """A linear map without bias, and a log-softmax; words that are never said get -inf.
+
+    The map has a matrix of its own, or that of the `tied` words.
+    """
 
     silence: Tensor
 
-    def __init__(self, d_model: int, vocab_size: int, never: tuple[int, ...]):
+    def __init__(self, d_model: int, vocab_size: int, never: tuple[int, ...], tied: Words | None = None):
         super().__init__()
         self.vocab_size = vocab_size
-        self.words = nn.Linear(d_model, vocab_size, bias=False)
+        self.words = nn.Linear(d_model, vocab_size, bias=False) if tied is None else SharedWords(tied)
         silence = torch.zeros(vocab_size)
         silence[list(never)] = float("-inf")
         self.register_buffer("silence", silence, persistent=False)

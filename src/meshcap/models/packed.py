@@ -13,12 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from meshcap.errors import MeshcapError
+from meshcap.models.words import SharedWords
+
+Linear = nn.Linear | SharedWords
 
 
 class PackedLinear(nn.Module):
     """`nn.Linear` for inference, its weight in oneDNN's layout. It can neither be trained nor saved."""
 
-    def __init__(self, linear: nn.Linear):
+    def __init__(self, linear: Linear):
         super().__init__()
         self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
         self.bias = None if linear.bias is None else linear.bias.detach()
@@ -33,7 +36,7 @@ class Int8Linear(nn.Module):
     A quarter of the bytes to read, and reading weights is most of what decoding on a CPU does.
     """
 
-    def __init__(self, linear: nn.Linear):
+    def __init__(self, linear: Linear):
         super().__init__()
         weight = linear.weight.detach().float()
         scales = weight.abs().amax(1).clamp_min(1e-8) / 127
@@ -77,7 +80,7 @@ def pack(model: nn.Module, *, int8: bool = False) -> nn.Module:
     """
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is not nn.Linear:
+            if not (type(child) is nn.Linear or isinstance(child, SharedWords)):
                 continue
             on_cpu = child.weight.device.type == "cpu"
             if int8:

@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from meshcap.attention import State
 from meshcap.errors import MeshcapError
 from meshcap.files import write_beside
+from meshcap.models.packed import Int8Linear, PackedLinear
+from meshcap.models.quantised import Bits, dequantise, reduced
 from meshcap.regions import Regions
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -37,6 +39,7 @@ class ModelConfig:
     max_length: int = 54  # words of a caption, <eos> included
     boxes: bool = True  # embed each region's own box
     loud_long_waves: bool = False  # of boxes: see `BoxEmbedding`
+    tied_words: bool = False  # words are said with the matrix they are read with: see `Words`
     unk: int = 0
     pad: int = 1
     bos: int = 2
@@ -61,8 +64,9 @@ class ModelConfig:
         self.expect_at_least(vocab_size=5, d_input=1, d_model=2, max_length=2)
         if not isinstance(self.dropout, int | float) or not 0 <= self.dropout < 1:
             raise MeshcapError(f"dropout is {self.dropout!r}, expected a share from 0 to below 1")
-        if not isinstance(self.boxes, bool):
-            raise MeshcapError(f"boxes is {self.boxes!r}, expected true or false")
+        for name in ("boxes", "tied_words"):
+            if not isinstance(getattr(self, name), bool):
+                raise MeshcapError(f"{name} is {getattr(self, name)!r}, expected true or false")
         specials = (self.unk, self.pad, self.bos, self.eos)
         if not self.has_words(specials) or len(set(specials)) < 4:
             raise MeshcapError(
@@ -201,16 +205,25 @@ class CaptionModel(
         self,
         save_directory: str | Path,
         *,
+        bits: Bits = 32,
         push_to_hub: bool = False,
         repo_id: str | None = None,
         model_card_kwargs: dict[str, Any] | None = None,
         config: Any = None,  # the mixin hands it around; ours is the model's own
         **hub: Any,
     ) -> str | None:
-        """Write a model folder. (The mixin would begin by deleting the settings of the model that is there.)"""
+        """Write a model folder. (The mixin would begin by deleting the settings of the model that is there.)
+
+        Args:
+            bits: 32 writes weights as they are; 16 and 8 round matrices, for a file of half or a quarter of the size.
+        """
+        if push_to_hub and bits != 32:
+            raise MeshcapError(f"the hub is given 32 bits: save {bits} bits into a folder and upload that")
+        if any(isinstance(module, PackedLinear | Int8Linear) for module in self.modules()):
+            raise MeshcapError("weights laid out for the CPU cannot be saved: read the model with meshcap.load")
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
-        self._save_pretrained(folder)
+        self._save_pretrained(folder, bits)
         card = folder / "README.md"
         if not card.exists():
             self.generate_model_card(**(model_card_kwargs or {})).save(card)
@@ -218,9 +231,9 @@ class CaptionModel(
             return None
         return self.push_to_hub(repo_id or folder.name, model_card_kwargs=model_card_kwargs, **hub)
 
-    def _save_pretrained(self, save_directory: Path) -> None:
+    def _save_pretrained(self, save_directory: Path, bits: Bits = 32) -> None:
         settings = json.dumps({"model": self.name, **self.config.to_dict()}, indent=2) + "\n"
-        weights = {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
+        weights = stored(self, bits)
         write_beside(save_directory / WEIGHTS, lambda path: write_weights(weights, path))
         write_beside(save_directory / CONFIG, lambda path: path.write_text(settings, encoding="utf-8"))
 
@@ -245,6 +258,13 @@ class CaptionModel(
         model = cls(cls.config_class.from_dict(settings))
         fill(model, find_file(model_id, WEIGHTS, **hub))
         return model.eval()
+
+
+def stored(module: nn.Module, bits: Bits = 32) -> dict[str, Tensor]:
+    """A module's weights as its file keeps them. Buffers (positions, statistics) are never rounded: they are small."""
+    buffers = {name for name, _ in module.named_buffers()}
+    weights = reduced(module.state_dict(), bits, exact=buffers)
+    return {name: tensor.contiguous() for name, tensor in weights.items()}
 
 
 def write_weights(weights: dict[str, Tensor], path: Path) -> None:
@@ -284,13 +304,17 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def fill(model: nn.Module, path: Path) -> None:
-    """Read weights into a model; refuse a file that does not fit, naming the first mismatch, before any is changed."""
+    """Read weights into a model; refuse a file that does not fit, naming the first mismatch, before any is changed.
+
+    Those of 8 bits (`meshcap.models.quantised`) are restored on the way.
+    """
     expected = model.state_dict()
     try:
         with safe_open(path, framework="pt") as file:
             given = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     except (SafetensorError, OSError) as error:
         raise MeshcapError(f"{path} is not a readable safetensors file ({error}): truncated or corrupted?") from error
+    given = dequantise(given, owner=str(path))
     for name, tensor in expected.items():
         if name not in given:
             raise MeshcapError(f"{path} lacks {name} {tuple(tensor.shape)}, which the settings beside it call for")

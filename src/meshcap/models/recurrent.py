@@ -26,6 +26,7 @@ from meshcap.models.boxes import BoxEmbedding
 from meshcap.models.norm import Norm
 from meshcap.models.output import Output
 from meshcap.models.pretrained import CaptionModel, ModelConfig
+from meshcap.models.words import Words
 from meshcap.regions import Regions
 
 Carry = dict[str, Tensor]
@@ -90,9 +91,11 @@ class RecurrentCaptioner(CaptionModel):
     def __init__(self, config: RecurrentConfig):
         super().__init__(config)
         self.regions = RegionReader(config)
-        self.words = nn.Embedding(config.vocab_size, config.d_model)
+        self.words = Words(config.vocab_size, config.d_model, tied=config.tied_words)
         self.dropout = nn.Dropout(config.dropout)
-        self.output = Output(config.d_model, config.vocab_size, config.never_said)
+        self.output = Output(
+            config.d_model, config.vocab_size, config.never_said, self.words if config.tied_words else None
+        )
 
     def reset_parameters(self) -> None:
         """Xavier for matrices, words as loud as M²'s; parts that know better begin by themselves."""
@@ -104,7 +107,7 @@ class RecurrentCaptioner(CaptionModel):
         for module in self.modules():
             if isinstance(module, Cell):
                 module.reset_parameters()
-        nn.init.normal_(self.words.weight, std=2**-0.5)
+        self.words.reset_parameters()
 
     # What a subclass says.
     def remember(self, x: Tensor, regions: Regions) -> State:

@@ -16,7 +16,8 @@ from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
 from meshcap.errors import MeshcapError
 from meshcap.files import write_beside
-from meshcap.models.pretrained import WEIGHTS, fill, find_file, read_config, write_weights
+from meshcap.models.pretrained import WEIGHTS, fill, find_file, read_config, stored, write_weights
+from meshcap.models.quantised import Bits
 from meshcap.vision.base import Vision
 from meshcap.vision.efficientnet import VARIANTS, EfficientNetLite, load_imagenet
 from meshcap.vision.patches import Patches
@@ -60,19 +61,24 @@ def create_vision(spec: str, *, size: int | None = None, geometry: str | None = 
     return VISIONS[spec](**settings)
 
 
-def save_vision(vision: Vision, model_folder: str | Path) -> None:
-    """Write eyes into a model folder, each file whole or not at all; those that were there are replaced."""
+def save_vision(vision: Vision, model_folder: str | Path, *, bits: Bits = 32) -> None:
+    """Write eyes into a model folder, each file whole or not at all; those that were there are replaced.
+
+    `bits` are those of `CaptionModel.save_pretrained`.
+    """
+    own_way: Any = getattr(vision, "save_weights", None)
+    if own_way is not None and bits != 32:
+        raise MeshcapError(f"a vision {vision.name!r} keeps its files in a way of its own: {bits} bits are not for it")
     folder = Path(model_folder) / FOLDER
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise MeshcapError(f"{folder} cannot be made a folder: {error.strerror}") from error
     settings = json.dumps({"vision": vision.name, **vision.settings()}, indent=2) + "\n"
-    own_way: Any = getattr(vision, "save_weights", None)
     if own_way is not None:
         own_way(folder)
-    elif state := vision.state_dict():
-        weights = {name: (t.float() if t.dtype == torch.float64 else t).contiguous() for name, t in state.items()}
+    elif state := stored(vision, bits):
+        weights = {name: t.float() if t.dtype == torch.float64 else t for name, t in state.items()}
         write_beside(folder / WEIGHTS, lambda path: write_weights(weights, path))
     else:
         (folder / WEIGHTS).unlink(missing_ok=True)
