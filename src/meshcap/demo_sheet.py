@@ -9,6 +9,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from meshcap.captioner import Caption
+from meshcap.explain.sheet import wrapped
 
 COLUMNS, LARGE, LITTLE, GAP = 4, 224, 104, 16
 BELOW = 76  # room for three lines of caption
@@ -27,7 +28,8 @@ def sheet(scenes: Sequence[Image.Image], captions: Sequence[Caption]) -> Image.I
     for place, (scene, caption) in enumerate(zip(scenes, captions, strict=True)):
         x, y = GAP + place % COLUMNS * (LARGE + GAP), GAP + place // COLUMNS * (LARGE + BELOW)
         paper.paste(scene.resize((LARGE, LARGE), Image.Resampling.LANCZOS), (x, y))
-        draw.multiline_text((x, y + LARGE + 6), wrapped(caption.text, LARGE, 15), INK, ImageFont.load_default(size=15))
+        lines = "\n".join(wrapped(caption.text, LARGE, 15))
+        draw.multiline_text((x, y + LARGE + 6), lines, INK, ImageFont.load_default(size=15))
     top = GAP + rows * (LARGE + BELOW)
     draw.text((GAP, top), "where it looked for each word of the first caption", FAINT, ImageFont.load_default(size=14))
     assert captions[0].attention is not None
@@ -47,16 +49,3 @@ def lit(image: Image.Image, look: Tensor) -> Image.Image:
     small = image.resize((LITTLE, LITTLE), Image.Resampling.LANCZOS)
     dark = Image.blend(small.convert("L").convert("RGB"), Image.new("RGB", small.size, (18, 18, 28)), 0.72)
     return Image.composite(small, dark, mask)
-
-
-def wrapped(text: str, width: int, size: int) -> str:
-    """Lines no longer than `width` pixels."""
-    font = ImageFont.load_default(size=size)
-    lines = [""]
-    for word in text.split():
-        longer = f"{lines[-1]} {word}".strip()
-        if lines[-1] and font.getlength(longer) > width:
-            lines.append(word)
-        else:
-            lines[-1] = longer
-    return "\n".join(lines)

@@ -37,7 +37,7 @@ COMMANDS: dict[str, str] = {
 }
 
 HELP = "Captions for pictures, with the Meshed-Memory Transformer (M²) and its relatives."
-EXAMPLE = "Example: meshcap caption features.npy --model FOLDER"
+EXAMPLE = "Example: meshcap caption photo.jpg --model FOLDER"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -69,7 +69,7 @@ def _heading(draw: ImageDraw.ImageDraw, one: WordExplanation, x: int, y: int) ->
 def _beside(draw: ImageDraw.ImageDraw, explanation: Explanation, x: int) -> None:
     """The caption large, and what else the model thought of."""
     y = GAP
-    for line in _lines(explanation.text, WIDE - x - GAP, 28)[:4]:
+    for line in wrapped(explanation.text, WIDE - x - GAP, 28)[:4]:
         draw.text((x, y), line, INK, _font(28))
         y += 36
     who = "the model's caption" if explanation.own else "your sentence"
@@ -101,7 +101,8 @@ def _fitting(text: str, width: float, size: int) -> str:
     return text + "…"
 
 
-def _lines(text: str, width: float, size: int) -> list[str]:
+def wrapped(text: str, width: float, size: int) -> list[str]:
+    """Lines no longer than `width` pixels."""
     font, lines = _font(size), [""]
     for word in text.split():
         longer = f"{lines[-1]} {word}".strip()
