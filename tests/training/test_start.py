@@ -93,3 +93,14 @@ def test_what_a_person_decides_is_kept() -> None:
     for name, value in own.items():
         if name != "xe_epochs":
             assert getattr(settings, name) == value
+
+
+def test_few_pictures_get_enough_steps() -> None:
+    """Ten epochs over 71 pictures would be 22 steps, in which nobody learns to speak; asked-for epochs are obeyed."""
+    cpu = torch.device("cpu")
+    few = complete(TrainSettings(data="d", out="o"), pictures=71, device=cpu)
+    assert (few.xe_steps, few.scst_steps) == (500, 50)
+    assert few.validate_every is not None
+    assert 4 <= few.xe_steps // few.validate_every <= 40
+    asked = complete(TrainSettings(data="d", out="o", xe_epochs=1, scst_epochs=1), pictures=71, device=cpu)
+    assert (asked.xe_steps, asked.scst_steps) == (2, 2)

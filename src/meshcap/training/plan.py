@@ -65,7 +65,9 @@ def complete(settings: TrainSettings, *, pictures: int, device: torch.device) ->
         choose("xe_steps", max(800, round(4 * pictures / batch)))
     elif settings.xe_steps is None:
         epochs = settings.xe_epochs or (10 if fine_tuning else 15 if large else 30 if gpu else 10)
-        chosen["xe_steps"], chosen["xe_epochs"] = max(1, round(epochs * pictures / batch)), None
+        # Epochs over a handful of pictures are too few steps to learn to speak.
+        least = 1 if settings.xe_epochs else 100 if fine_tuning else 500
+        chosen["xe_steps"], chosen["xe_epochs"] = max(least, round(epochs * pictures / batch)), None
     scst_batch = min(pictures, choose("scst_batch", 16 if scratch else batch))
     if scst_batch != settings.scst_batch:
         chosen["scst_batch"] = scst_batch
@@ -76,14 +78,16 @@ def complete(settings: TrainSettings, *, pictures: int, device: torch.device) ->
         choose("scst_steps", max(140, round(0.35 * pictures / scst_batch)))
     elif settings.scst_steps is None:
         epochs = settings.scst_epochs or (5 if large else 24 if gpu else 3)
-        chosen["scst_steps"], chosen["scst_epochs"] = max(1, round(epochs * pictures / scst_batch)), None
+        least = 1 if settings.scst_epochs else 50
+        chosen["scst_steps"], chosen["scst_epochs"] = max(least, round(epochs * pictures / scst_batch)), None
     if scratch and not gpu:
         choose("threads", 1)  # threads would mostly wait for each other over matrices this small
     choose("precision", "bfloat16" if gpu else "float32")
     steps = settings.xe_steps or chosen["xe_steps"]
     choose("compile", gpu and steps > 1_500)
     if settings.validate_every is None:
-        chosen["validate_every"] = max(1, min(round(pictures / batch), steps // 4))
+        # Once an epoch, but of few pictures not after every other step, and at least four times.
+        chosen["validate_every"] = max(1, min(max(round(pictures / batch), steps // 30), steps // 4))
     return settings.but(**chosen)
 
 
