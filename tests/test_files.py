@@ -49,3 +49,13 @@ def test_a_writer_that_writes_nothing(path: Path) -> None:
 def test_no_such_folder(tmp_path: Path) -> None:
     with pytest.raises(MeshcapError, match="cannot be written: No such file or directory"):
         write_beside(tmp_path / "nowhere" / "file", lambda part: part.write_text("first"))
+
+
+def test_files_have_the_rights_that_others_of_this_user_have(tmp_path: Path) -> None:
+    def secretive(part: Path) -> None:
+        part.unlink(missing_ok=True)
+        part.touch(mode=0o600)
+
+    write_beside(tmp_path / "a", secretive)
+    (tmp_path / "b").touch()
+    assert (tmp_path / "a").stat().st_mode == (tmp_path / "b").stat().st_mode

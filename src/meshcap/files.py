@@ -18,7 +18,11 @@ def write_beside(path: Path, write: Callable[[Path], object]) -> None:
     """
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
+        part.touch()  # with the rights that this user's files have: some writers (safetensors) would give fewer
+        rights = part.stat().st_mode
+        part.unlink()
         write(part)
+        part.chmod(rights)
         with open(part, "rb") as file:
             os.fsync(file.fileno())
         os.replace(part, path)

@@ -65,6 +65,11 @@ def test_a_leak_is_code_1(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "1.png (train) and copy [1].jpg (val)" in out
     assert "must" in out and "pairs in two splits: 1" in out
     assert call(capsys, "check", folder, "--fast")[0] == 0  # which does not look
+    names = folder / "without.txt"
+    assert call(capsys, "check", folder, "--workers", 1, "--leave-out", names)[0] == 1
+    assert names.read_text() == "1.png\n"
+    code, _, err = call(capsys, "check", folder, "--fast", "--leave-out", names)
+    assert code == 2 and "--leave-out" in err
 
 
 def test_a_missing_picture_is_code_1(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

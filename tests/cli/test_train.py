@@ -136,7 +136,8 @@ def test_every_setting_survives(tmp_path: Path) -> None:
         "scst_lr": 0.24, "scst_lr_vision": 0.25, "samples": 26, "search": "beam", "temperature": 0.27, "top_k": 28,
         "xe_weight": 0.29, "seed": 30, "precision": "bfloat16", "compile": False, "cache": "none", "workers": 31,
         "accumulate": 32, "validate_every": 33, "val_pictures": 34, "val_beams": 35, "checkpoint_every": 36,
-        "patience": 37, "track": ("none",), "threads": 38,
+        "patience": 37, "track": ("none",), "threads": 38, "without": "w", "frozen_stages": 39, "scst_augment": 0.4,
+        "scst_ema": 0.41, "xe_captions": 42,
     }  # fmt: skip
     assert set(other) == {field.name for field in fields(TrainSettings)}
     settings = TrainSettings(**other)
@@ -174,6 +175,9 @@ def test_what_was_chosen_is_saved(run: Path) -> None:
         ("top_k=-2", "top_k is -2"),
         ("augment=2", "augment is 2"),
         ("xe_weight=-1", "xe_weight is -1"),
+        ("scst_augment=2", "scst_augment is 2"),
+        ("scst_ema=1.5", "scst_ema is 1.5"),
+        ("frozen_stages=-1", "frozen_stages is -1"),
         ("patience=-1", "patience is -1"),
         ("mesh=diagonal", "diagonal"),
         ("vision=telescope", "telescope"),

@@ -242,6 +242,10 @@ def test_a_copy_in_each_split_leaks_wherever_the_first_is(tmp_path: Path) -> Non
     report = check(Dataset("x", [Sample(str(n), ("a",), s, source) for n, s in enumerate(splits)]), workers=1)
     assert [(p.first, p.second) for p in report.leaks] == [("0", "2"), ("0", "3"), ("0", "4")]
     assert report.near == []  # copies are told once
+    assert report.to_leave_out == ["2", "3"]
+    first_in_train = ["train", "train", "test", "val", "train"]
+    report = check(Dataset("x", [Sample(str(n), ("a",), s, source) for n, s in enumerate(first_in_train)]), workers=1)
+    assert report.to_leave_out == ["0", "1", "4"]  # also copies that are told with another training picture
 
 
 def test_captions_are_counted() -> None:

@@ -13,6 +13,7 @@ from meshcap.data import read_dataset
 from meshcap.data.dataset import FileSource, Sample
 from meshcap.data.draw import draw_scene
 from meshcap.errors import MeshcapError
+from meshcap.training import pixels as pixels_module
 from meshcap.training.eyes import Kept, Looking, see
 from meshcap.training.pixels import Pixels, decoded, free_memory, where_to_keep
 from meshcap.vision import create_vision
@@ -64,6 +65,24 @@ def test_many_pictures_are_read_in_blocks_and_told() -> None:
     assert told == [(512, 1030), (1024, 1030), (1030, 1030)]
     assert torch.equal(pixels.all[:5], pixels.all[1025:])
     assert not torch.equal(pixels.all[0], pixels.all[1])
+
+
+def test_processes_read_the_same_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = []
+    for number in range(30):
+        path = tmp_path / f"{number}.png"
+        draw_scene(number, 48).image.save(path)
+        samples.append(Sample(str(number), ("a picture",), "train", FileSource(path)))
+    here = Pixels(samples, SMALL, keep="memory", device=CPU)
+    monkeypatch.setattr(pixels_module, "MANY", 20)
+    monkeypatch.setattr(pixels_module, "cores", lambda: 4)
+    told: list[tuple[int, int]] = []
+    there = Pixels(samples, SMALL, keep="memory", device=CPU, tell=lambda *n: told.append(n))
+    assert torch.equal(here.all, there.all)
+    assert told == [(30, 30)]
+    samples[7].picture.path.write_bytes(b"no picture")
+    with pytest.raises(MeshcapError, match=r"7\.png.*meshcap data check"):
+        Pixels(samples, SMALL, keep="memory", device=CPU)
 
 
 def test_what_was_read_ahead_is_not_read_again() -> None:

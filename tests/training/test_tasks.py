@@ -1,6 +1,8 @@
 """What a step computes does not depend on how the work is cut up."""
 
+import io
 from collections import Counter
+from dataclasses import dataclass
 
 import numpy
 import pytest
@@ -9,12 +11,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+import tiny
+from meshcap.data.dataset import Sample
+from meshcap.data.draw import draw_scene
 from meshcap.metrics.cider import cider_d
 from meshcap.training.distributed import World
-from meshcap.training.scst import advantages
-from meshcap.training.tasks import batch_of, shares
+from meshcap.training.eyes import Looking
+from meshcap.training.pixels import Pixels
+from meshcap.training.scst import advantages, scst_sum
+from meshcap.training.tasks import Parts, SelfCritical, batch_of, shares
 from meshcap.training.xe import xe_sum
-from training.made_up import CPU, PICTURES, TOKENS, VOCABULARY, eyes, parts_of, reward, scst_task, settings_of, xe_task
+from meshcap.vision import create_vision
+from training.made_up import (
+    CPU,
+    PICTURES,
+    TOKENS,
+    VOCABULARY,
+    eyes,
+    parts_of,
+    reward,
+    scst_task,
+    settings_of,
+    table,
+    xe_task,
+)
 
 BATCH = numpy.array([3, 0, 7, 11, 5, 2])
 Gradients = dict[str, Tensor]
@@ -200,3 +220,61 @@ def test_beams_in_training() -> None:
     found, measured = gradients(parts, scst_task(parts, settings_of(search="beam")))
     assert measured["disagreement"] < 1e-5
     assert sum(one.abs().sum() for one in found.values()) > 0
+
+
+def seeing_parts() -> tuple[Parts, Looking]:
+    """A vision that learns, and twelve drawn pictures for it."""
+    torch.manual_seed(0)
+    vision = create_vision("small-cnn", size=48)
+    parts = Parts(tiny.build("m2", never=(0, 1, 2), dropout=0.0, d_input=vision.width), VOCABULARY, vision)
+    samples = [Sample(str(n), ("a",), "train", Drawn(n)) for n in range(PICTURES)]
+    pixels = Pixels(samples, vision.preprocess, keep="memory", device=CPU)
+    return parts, Looking(pixels, torch.zeros(PICTURES, dtype=torch.bool), 0.0)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    number: int
+
+    def read(self) -> bytes:
+        buffer = io.BytesIO()
+        draw_scene(self.number, 48).image.save(buffer, "PNG")
+        return buffer.getvalue()
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_eyes_learn_from_what_was_said(accumulate: int) -> None:
+    """Their gradient comes through a detour, in one backward of their own: it is that of the plain loss."""
+    parts, looking = seeing_parts()
+    settings = settings_of(scst_lr_vision=1e-3, xe_weight=0.3, accumulate=accumulate)
+    task = SelfCritical(parts, looking, reward(), table(), settings, World(CPU), compiled=False)
+    spoken = []
+    speak = task.speaker.speak
+    task.speaker.speak = lambda regions, seed: spoken.append(speak(regions, seed)) or spoken[-1]
+    parts.vision.requires_grad_(True)
+    task.ready()
+    task.backward(BATCH, 4)
+    found = {name: weight.grad.clone() for name, weight in parts.vision.named_parameters()}
+    parts.vision.zero_grad(set_to_none=True)
+    parts.model.zero_grad(set_to_none=True)
+
+    places = shares(BATCH, World(CPU), accumulate)
+    words = sum((one.ids != VOCABULARY.pad).sum() for one in spoken)
+    chosen, xe_words = task._told_by_people(BATCH, 4)
+    loss = torch.zeros(())
+    for share, said in zip(places, spoken, strict=True):
+        regions = parts.vision(looking.pixels[torch.from_numpy(BATCH[share])])
+        judged = advantages(reward()(said.ids, torch.from_numpy(BATCH[share])))
+        loss = loss + scst_sum(parts.model, regions, said.ids, said.log_probs, judged, 1.0, 0)[0] / words
+        loss = loss + xe_sum(parts.model, regions, task.table.cut(chosen[share], task.shapes)) * 0.3 / xe_words
+    loss.backward()
+    assert sum(one.abs().sum() for one in found.values()) > 0
+    for name, weight in parts.vision.named_parameters():
+        torch.testing.assert_close(found[name], weight.grad, atol=1e-6, rtol=1e-3, msg=name)
+
+
+def test_fewer_captions_may_be_mixed_in() -> None:
+    parts = parts_of()
+    one = scst_task(parts, settings_of(xe_weight=0.3, xe_captions=1))
+    all_three = scst_task(parts, settings_of(xe_weight=0.3))
+    assert one._told_by_people(BATCH, 4)[1] < all_three._told_by_people(BATCH, 4)[1]

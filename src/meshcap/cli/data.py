@@ -12,6 +12,8 @@ import typer
 
 from meshcap.cli import options
 from meshcap.cli.data_features import features
+from meshcap.errors import MeshcapError
+from meshcap.files import write_beside
 
 if TYPE_CHECKING:
     from meshcap.data.packing import Pack
@@ -29,6 +31,12 @@ def check(
     data: Data,
     pictures: Pictures = None,
     fast: Annotated[bool, typer.Option("--fast", help="Open no picture; only look whether they are there.")] = False,
+    leave_out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the ids of training pictures that val or test has too, for `meshcap train --without`."
+        ),
+    ] = None,
     workers: Workers = None,
     json: options.Json = False,
 ) -> None:
@@ -41,9 +49,14 @@ def check(
     from meshcap.data import read_dataset
     from meshcap.data.check import check as look_over
 
+    if leave_out is not None and fast:
+        raise MeshcapError("--fast opens no picture, so it finds none to leave out: give one of --fast, --leave-out")
     dataset = read_dataset(data, pictures=pictures)
     with _progress("looking at pictures", len(dataset)) as progress:
         report = look_over(dataset, fast=fast, workers=workers, progress=progress)
+    if leave_out is not None:
+        text = "".join(f"{id}\n" for id in report.to_leave_out)
+        write_beside(leave_out, lambda path: path.write_text(text, encoding="utf-8"))
     if json:
         typer.echo(json_format.dumps(report.to_dict(), ensure_ascii=False))
     else:

@@ -26,6 +26,9 @@ def train(
     out: Annotated[Path, typer.Option(help="The run's folder, which becomes the model folder.")],
     pictures: Annotated[Path | None, typer.Option(help="Where the pictures are, if not beside the captions.")] = None,
     features: Annotated[Path | None, typer.Option(help="Precomputed regions instead of pictures.")] = None,
+    without: Annotated[
+        Path | None, typer.Option(help="A file of training pictures' ids, one a line, that are left out.")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, with its settings.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and what it costs, and stop.")] = False,
     start: Annotated[str | None, typer.Option("--from", help="Begin with this model instead of a new one.")] = None,
@@ -84,6 +87,7 @@ def train(
         "data": data, "out": str(out), "start": start, "model": model, "vision": vision, "size": size,
         "pictures": None if pictures is None else str(pictures),
         "features": None if features is None else str(features),
+        "without": None if without is None else str(without),
         "stages": tuple(part.strip() for part in stages.split(",") if part.strip()),
         "geometry": geometry, "train_vision": train_vision, "batch": batch, "xe_epochs": xe_epochs,
         "xe_steps": xe_steps, "lr": lr, "scst_epochs": scst_epochs, "scst_steps": scst_steps, "scst_lr": scst_lr,

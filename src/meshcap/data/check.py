@@ -70,6 +70,22 @@ class Report:
         """Pairs across splits: the model would be judged on what it has seen."""
         return [pair for pair in (*(self.same or ()), *(self.near or ())) if pair.across]
 
+    @property
+    def to_leave_out(self) -> list[str]:
+        """Training pictures that val or test has too: who trains without them may report both."""
+        # A copy is told with the first of its kind only: pictures that show the same are found over several pairs.
+        same_as: dict[str, set[str]] = {}
+        splits: dict[str, str] = {}
+        for pair in (*(self.same or ()), *(self.near or ())):
+            splits |= {pair.first: pair.first_split, pair.second: pair.second_split}
+            group = same_as.get(pair.first, {pair.first}) | same_as.get(pair.second, {pair.second})
+            same_as |= dict.fromkeys(group, group)
+        return sorted(
+            id
+            for id, group in same_as.items()
+            if splits[id] == "train" and any(splits[other] != "train" for other in group)
+        )
+
     def advice(self) -> list[Advice]:
         """What to do, the most urgent first."""
         leaks, out = len(self.leaks), self.left_out
@@ -78,7 +94,7 @@ class Report:
         lines = (
             (True, "missing pictures", len(self.missing), f"say where they are by --pictures, {skip}"),
             (True, "unreadable pictures", len(self.unreadable), f"fetch them again, {skip}"),
-            (True, "pairs in two splits", leaks, "take one of each out, or scores on val and test flatter"),
+            (True, "pairs in two splits", leaks, "train without (--leave-out FILE), or scores on val and test flatter"),
             (False, "pairs within a split", within, "take one of each out, or it counts double"),
             (False, "pictures of one colour", self.flat or 0, "look whether they should be there"),
             (False, "pictures without captions", len(out.without_captions), "they are left out"),
@@ -107,6 +123,7 @@ class Report:
         for name in ("smallest", "largest"):
             told[name] = None if told[name] is None else getattr(self, name)._asdict()
         told["leaks"] = [pair._asdict() for pair in self.leaks]
+        told["to_leave_out"] = self.to_leave_out
         told["advice"] = [line._asdict() for line in self.advice()]
         return told
 

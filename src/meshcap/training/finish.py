@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from meshcap.bench.measure import machine
+from meshcap.calibration import FEWEST
+from meshcap.calibration.trial import Trial, try_calibration
 from meshcap.data.dataset import Sample
 from meshcap.files import write_beside
 from meshcap.report.curves import curves_of
 from meshcap.report.page import ReportContent, SampleCard, picks, write_report
+from meshcap.report.reliability import trial_drawing
 from meshcap.training.checkpoint import Position
 from meshcap.training.examine import Exam, shown
 from meshcap.training.log import read_log
@@ -28,19 +32,31 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def write_captions(path: Path, samples: Sequence[Sample], exam: Exam) -> None:
-    """As COCO's results, which `meshcap score` and every other tool of the field reads."""
-    content = [
-        {"image_id": sample.id, "caption": caption.text, "confidence": round(caption.confidence, 4)}
+    """As COCO's results, which `meshcap score` and every other tool of the field reads; a line a caption.
+
+    The words' log-probabilities are for `meshcap calibrate`.
+    """
+    lines = [
+        json.dumps(
+            {
+                "image_id": sample.id,
+                "caption": caption.text,
+                "confidence": round(caption.confidence, 4),
+                "log_probs": [round(value, 4) for value in caption.log_probs],
+            },
+            ensure_ascii=False,
+        )
         for sample, caption in zip(samples, exam.captions, strict=True)
     ]
-    write_json(path, content)
+    text = "[\n" + ",\n".join(lines) + "\n]\n"
+    write_beside(path, lambda part: part.write_text(text, encoding="utf-8"))
 
 
-def cards(samples: Sequence[Sample], exam: Exam, each: int = 16) -> dict[str, list[SampleCard]]:
-    """Captions to look at: some at random, the best and the worst."""
+def cards(samples: Sequence[Sample], exam: Exam, **options: int) -> dict[str, list[SampleCard]]:
+    """Captions to look at: many at random, some of the best and of the worst. Options are those of `picks`."""
     by_id = {sample.id: (sample, caption) for sample, caption in zip(samples, exam.captions, strict=True)}
     found: dict[str, list[SampleCard]] = {}
-    for title, ids in picks(exam.result, each).items():
+    for title, ids in picks(exam.result, **options).items():
         found[title] = [
             SampleCard(
                 image=shown(sample),
@@ -56,14 +72,29 @@ def cards(samples: Sequence[Sample], exam: Exam, each: int = 16) -> dict[str, li
     return found
 
 
+def calibrated(run: Run, exam: Exam) -> tuple[Exam, Trial | None]:
+    """The captions with confidences that were measured on them; as they are where there are too few to measure on."""
+    if len(run.val) < FEWEST:
+        return exam, None
+    trial = try_calibration(
+        [caption.text for caption in exam.captions],
+        [sample.captions for sample in run.val],
+        [caption.log_probs for caption in exam.captions],
+        tokenizer=run.settings.tokenizer,
+        fitted_on={"data": Path(run.settings.data).name, "split": "val", "beams": BEAMS},
+    )
+    said = [replace(one, confidence=trial.calibration.apply(one.log_probs)) for one in exam.captions]
+    return replace(exam, captions=said), trial
+
+
 def finish_run(run: Run, position: Position) -> dict[str, Any]:
-    """Score the best model of a finished run on the val split, write `report.html` and `scores.json`, say the figures.
+    """Score the best model of a finished run on the val split, calibrate it there, write report and scores.
 
     Its own validations searched less widely to save time; this one searches as a user would.
     """
     run.load_best()
     exam = run.examiner(sees=bool(run.settings.train_vision), beams=BEAMS).examine(metrics=METRICS, bootstrap=1000)
-    told = {
+    told: dict[str, Any] = {
         "run": str(run.folder),
         "best_step": position.best_step,
         "steps": position.step,
@@ -72,6 +103,10 @@ def finish_run(run: Run, position: Position) -> dict[str, Any]:
     }
     if not run.world.first:
         return told
+    exam, trial = calibrated(run, exam)
+    if trial is not None:
+        trial.calibration.save(run.folder)
+        told["val"]["confidence"] = trial.figures()
     weights = sum(weight.numel() for weight in run.parts.model.parameters())
     seeing = sum(weight.numel() for weight in run.parts.vision.parameters()) if run.parts.vision is not None else 0
     write_report(
@@ -91,6 +126,7 @@ def finish_run(run: Run, position: Position) -> dict[str, Any]:
             samples=cards(run.val, exam),
             settings=run.settings.to_dict(),
             notes=position.events,
+            confidence=None if trial is None else trial_drawing("Confidence on val", trial),
             reward=next((line for line in position.events if line.startswith("reward: ")), "").removeprefix("reward: "),
         ),
     )

@@ -46,6 +46,7 @@ from meshcap.vision import Vision, load_vision
 from meshcap.vision.precomputed import FeatureStore, open_features
 
 DATA, LOG = "data.json", "log.jsonl"
+BEFORE = "before-scst"  # a model folder in the run's own
 
 
 @dataclass
@@ -67,7 +68,7 @@ class Run:
     tracker: Tracker | None = None
     started: float = field(default_factory=time.time)
     _pixels: dict[str, Pixels] = field(default_factory=dict)
-    _eyes: dict[tuple[str, bool], Eyes] = field(default_factory=dict)
+    _eyes: dict[tuple[str, bool, float], Eyes] = field(default_factory=dict)
 
     @classmethod
     def prepare(cls, settings: TrainSettings, world: World, watch: Watch) -> Run:
@@ -83,6 +84,8 @@ class Run:
             settings.val_share,
         )
         train, val = data.split("train"), data.split("val")
+        if settings.without is not None:
+            train = left_in(train, Path(settings.without))
         if settings.val_pictures:
             val = val[: settings.val_pictures]
         settings = complete(settings, pictures=len(train), device=world.device)
@@ -116,7 +119,7 @@ class Run:
         """Read the pictures or find the features of the first stage: what is missing is told before a file is made."""
         xe = self.settings.stages[0] == "xe"
         sees = self.sees(self.settings.stages[0])
-        self.eyes("train", sees, self.settings.augment or 0.0 if xe else 0.0)
+        self.eyes("train", sees, self.settings.augment or 0.0 if xe else self.settings.scst_augment)
         self.eyes("val", sees)
 
     def sees(self, stage: str) -> bool:
@@ -183,6 +186,8 @@ class Run:
     def next_stage(self, before: Position, stage: str) -> Position:
         """The best weights so far are where the next stage begins."""
         self.load_best()
+        if self.world.first:
+            self.keep_before()
         if self.settings.train_vision:
             self._eyes.clear()  # it sees otherwise than before
         return Position(stage, before.step, before.step, before.best, before.best_step, events=before.events)
@@ -191,6 +196,12 @@ class Run:
         if (self.folder / CONFIG).is_file():
             fill(self.parts.model, self.folder / WEIGHTS)
             self.load_vision()
+
+    def keep_before(self) -> None:
+        """What cross-entropy alone has taught is worth keeping: it says more different words."""
+        before = self.folder / BEFORE
+        if (self.folder / CONFIG).is_file() and not (before / CONFIG).is_file():
+            Captioner(self.parts.model, self.parts.vocabulary, self.parts.vision).save_pretrained(before)
 
     def load_vision(self) -> None:
         if self.parts.vision is not None and (self.settings.train_vision or self.settings.scst_lr_vision):
@@ -206,12 +217,14 @@ class Run:
         sees = self.sees(stage)
         if parts.vision is not None:
             parts.vision.requires_grad_(sees)
+            for weight in parts.vision.first_stages(settings.frozen_stages):
+                weight.requires_grad_(False)
         weights = named_weights(parts.model, parts.vision)
         rate, rate_vision = (settings.lr, settings.lr_vision) if xe else (settings.scst_lr, settings.scst_lr_vision)
         optimiser = make_optimiser(
             weights, lr=rate, lr_vision=rate_vision, decay=settings.weight_decay if xe else 0.0, device=world.device
         )
-        eyes = self.eyes("train", sees, settings.augment or 0.0 if xe else 0.0)
+        eyes = self.eyes("train", sees, settings.augment or 0.0 if xe else settings.scst_augment)
         compiled = bool(settings.compile)
         task: Task
         if xe:
@@ -226,7 +239,7 @@ class Run:
             task=task,
             weights=weights,
             optimiser=optimiser,
-            average=Average(weights, settings.ema or 0.0 if xe else 0.0),
+            average=Average(weights, settings.ema or 0.0 if xe else settings.scst_ema),
             position=position,
             steps=settings.xe_steps if xe else settings.scst_steps,
             batch=settings.batch if xe else settings.scst_batch,
@@ -246,7 +259,7 @@ class Run:
 
     def eyes(self, split: str, sees: bool, augment: float = 0.0) -> Eyes:
         """How a split's pictures are seen: anew each time while the vision learns or views vary, else once."""
-        key = (split, sees or augment > 0)
+        key = (split, sees, augment)
         if key not in self._eyes:
             self._eyes[key] = self._make_eyes(split, sees, augment)
         return self._eyes[key]
@@ -341,6 +354,29 @@ def fingerprint(*splits: Sequence[Sample]) -> str:
         for sample in samples:
             digest.update("\0".join((sample.id, sample.split, *sample.captions)).encode() + b"\n")
     return digest.hexdigest()
+
+
+def left_in(samples: list[Sample], file: Path) -> list[Sample]:
+    """Samples whose ids a file does not name.
+
+    Raises:
+        MeshcapError: the file cannot be read, or names a picture that is not among them, or all of them.
+    """
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise MeshcapError(f"{file} cannot be read ({error}): expected ids of pictures, one a line") from error
+    ids = {line.strip() for line in lines if line.strip() and not line.startswith("#")}
+    missing = sorted(ids - {sample.id for sample in samples})
+    if missing:
+        raise MeshcapError(
+            f"{file} names {missing[0]!r}, which is no training picture ({len(missing)} such): expected ids "
+            f"like {samples[0].id!r}"
+        )
+    kept = [sample for sample in samples if sample.id not in ids]
+    if not kept:
+        raise MeshcapError(f"{file} names all {len(samples):,} training pictures: nothing is left to learn from")
+    return kept
 
 
 def with_val(data: Dataset, share: float) -> Dataset:

@@ -29,6 +29,7 @@ class TrainSettings:
     pictures: str | None = None  # the folder of the pictures, where DATA is a file of captions alone
     features: str | None = None  # precomputed regions instead of pictures
     val_share: float = 0.05  # of pictures whose file names no split
+    without: str | None = None  # a file of ids, one a line, of training pictures to leave out
 
     # The captioner
     model: str = "m2"
@@ -37,6 +38,7 @@ class TrainSettings:
     size: int | None = None  # pixels along a side; None: the vision's own
     geometry: Literal["squash", "crop"] | None = None
     train_vision: bool | None = None
+    frozen_stages: int = 0  # first stages of the vision that never learn: edges are edges, and they cost the most
     d_model: int | None = None
     heads: int | None = None
     d_ff: int | None = None
@@ -74,11 +76,14 @@ class TrainSettings:
     scst_batch: int | None = None
     scst_lr: float | None = None
     scst_lr_vision: float = 0.0  # 0: the vision is frozen, and looks at each picture once
+    scst_augment: float = 0.0  # strength from 0 to 1; above 0 pictures are looked at anew in every step
+    scst_ema: float = 0.0
     samples: int = 5
     search: Literal["sample", "beam"] = "sample"
     temperature: float = 1.0
     top_k: int = 0
     xe_weight: float | None = None  # of cross-entropy mixed in, against drift
+    xe_captions: int | None = None  # of each picture in that mixture; None: as many as in cross-entropy
 
     # The run
     seed: int = 0
@@ -127,8 +132,10 @@ class TrainSettings:
             raise MeshcapError(f"samples is {self.samples}, expected at least 2: each is judged by the others")
         if self.max_length < 2:
             raise MeshcapError(f"max_length is {self.max_length}, expected at least a word and its end")
-        if self.augment is not None and not 0 <= self.augment <= 1:
-            raise MeshcapError(f"augment is {self.augment}, expected a strength from 0 to 1")
+        for name in ("augment", "scst_augment"):
+            strength = getattr(self, name)
+            if strength is not None and not 0 <= strength <= 1:
+                raise MeshcapError(f"{name} is {strength}, expected a strength from 0 to 1")
         if self.xe_steps is not None and self.xe_epochs is not None:
             raise MeshcapError("both xe_steps and xe_epochs were given, expected one of them")
         if self.scst_steps is not None and self.scst_epochs is not None:
@@ -169,10 +176,12 @@ class TrainSettings:
 _POSITIVE = (
     "size d_model heads d_ff encoder_layers decoder_layers min_count max_words xe_steps xe_epochs batch captions lr "
     "clip scst_steps scst_epochs scst_batch scst_lr temperature workers accumulate validate_every val_beams "
-    "checkpoint_every"
+    "checkpoint_every xe_captions"
 ).split()
-_NOT_NEGATIVE = "slots lr_vision weight_decay scst_lr_vision top_k xe_weight seed val_pictures patience".split()
-_SHARES = "val_share dropout warmup label_smoothing ema region_dropout".split()
+_NOT_NEGATIVE = (
+    "slots lr_vision weight_decay scst_lr_vision top_k xe_weight seed val_pictures patience frozen_stages"
+).split()
+_SHARES = "val_share dropout warmup label_smoothing ema scst_ema region_dropout".split()
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:

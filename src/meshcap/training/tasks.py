@@ -15,6 +15,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from meshcap.decoding import Hypotheses
 from meshcap.metrics.reward import CiderReward
 from meshcap.models import CaptionModel
 from meshcap.regions import Regions
@@ -119,7 +120,7 @@ class SelfCritical:
         self.reward = reward
         self.precision = precision(settings)
         self.learning_to_see = settings.scst_lr_vision > 0 and parts.vision is not None
-        self.captions = settings.captions or CAPTIONS
+        self.captions = settings.xe_captions or settings.captions or CAPTIONS
         self.shapes = rectangles(table, self.captions)
         self.speaker = Speaker(
             parts.model,
@@ -130,6 +131,7 @@ class SelfCritical:
             temperature=settings.temperature,
             top_k=settings.top_k,
         )
+        self.look: Any = torch.compile(_parts_seen, dynamic=False) if compiled else _parts_seen
         self.loss: Any = torch.compile(self._loss, dynamic=False) if compiled else self._loss
         self.xe: Any = torch.compile(xe_sum, dynamic=False) if compiled else xe_sum
 
@@ -143,56 +145,66 @@ class SelfCritical:
         for share in shares(everyone, self.world, self.settings.accumulate):
             self.eyes.ahead(torch.from_numpy(everyone[share]))
 
-    def _loss(self, view: View, ids: Tensor, drawn: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
-        regions = see(self.parts.vision, view)
+    def _loss(self, regions: Regions, ids: Tensor, drawn: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
         return scst_sum(
             self.parts.model, regions, ids, drawn, advantage, self.settings.temperature, self.settings.top_k
         )
 
     def backward(self, everyone: Array, step: int) -> Measures:
         device, settings, pad = self.world.device, self.settings, self.parts.model.config.pad
-        spoken: list[tuple[View, Tensor, Tensor, Tensor]] = []
-        for place, share in enumerate(shares(everyone, self.world, settings.accumulate)):
+        parts = shares(everyone, self.world, settings.accumulate)
+        spoken: list[tuple[View, Regions, Hypotheses, Tensor]] = []
+        for place, share in enumerate(parts):
             pictures = torch.from_numpy(everyone[share])
-            view = self.eyes.view(pictures, training=False)
-            regions = self._regions(view)
+            view = self.eyes.view(pictures, training=True)
+            regions = self._regions(view, keep=len(parts) == 1)
             # Ranks and parts draw different words.
             seed = int(rng(settings.seed, step, self.world.rank, place).integers(2**62))
-            found = self.speaker.speak(regions, seed)
-            rewards = self.reward(found.ids, pictures.to(device))
-            kept = view if self.learning_to_see else regions
-            spoken.append((kept, found.ids, found.log_probs, rewards))
-        words = self.world.sum(torch.stack([(ids != pad).sum() for _, ids, _, _ in spoken]).sum().float())
+            found = self.speaker.speak(regions.each(Tensor.detach), seed)
+            spoken.append((view, regions, found, self.reward(found.ids, pictures.to(device))))
+        words = self.world.sum(torch.stack([(found.ids != pad).sum() for _, _, found, _ in spoken]).sum().float())
+        chosen, xe_words = self._told_by_people(everyone, step) if settings.xe_weight else (None, 1)
         measured = {
             name: torch.zeros((), device=device) for name in ("loss", "reward", "spread", "length", "disagreement")
         }
         pictures_of_all = len(everyone)
-        for view, ids, drawn, rewards in spoken:
+        for share, (view, regions, found, rewards) in zip(parts, spoken, strict=True):
+            if self.learning_to_see and len(parts) > 1:  # memory is short: what was seen was not kept for a gradient
+                regions = self._regions(view, keep=True)
+            # The vision's own backward comes once, after everything that was made of what it saw.
+            leaf = regions.each(Tensor.detach)
+            leaf.features.requires_grad_(self.learning_to_see)
             with autocast(device, self.precision):
-                loss, gap = self.loss(view, ids, drawn, advantages(rewards))
+                loss, gap = self.loss(leaf, found.ids, found.log_probs, advantages(rewards))
             (loss / words).backward()
+            if chosen is not None:
+                ids = [one.to(device) for one in self.table.cut(chosen[share], self.shapes)]
+                with autocast(device, self.precision):
+                    mixed = self.xe(self.parts.model, leaf, ids) * ((settings.xe_weight or 0.0) / xe_words)
+                mixed.backward()
+            if self.learning_to_see:
+                regions.features.backward(leaf.features.grad)
             measured["loss"] += (loss / words).detach()
             measured["disagreement"] += gap / words
             measured["reward"] += rewards.mean(1).sum() / pictures_of_all
             measured["spread"] += rewards.std(1).sum() / pictures_of_all
-            measured["length"] += (ids != pad).sum() / (pictures_of_all * settings.samples)
-        if settings.xe_weight:
-            self._mix_in_xe(everyone, step)
+            measured["length"] += (found.ids != pad).sum() / (pictures_of_all * settings.samples)
         return measured
 
-    def _regions(self, view: View) -> Regions:
-        with torch.no_grad(), autocast(self.world.device, self.precision):
-            return see(self.parts.vision, view)
+    def _regions(self, view: View, *, keep: bool) -> Regions:
+        """What is seen; for a gradient too, where the vision learns and it is to be kept."""
+        if isinstance(view, Regions):
+            return view
+        with torch.set_grad_enabled(self.learning_to_see and keep), autocast(self.world.device, self.precision):
+            return Regions(*self.look(self.parts.vision, view))
 
-    def _mix_in_xe(self, everyone: Array, step: int) -> None:
+    def _told_by_people(self, everyone: Array, step: int) -> tuple[Any, int]:
         chosen = self.table.choose(everyone, self.captions, rng(self.settings.seed, step))
-        words = max(1, self.table.words(chosen, self.shapes))
-        for share in shares(everyone, self.world, self.settings.accumulate):
-            regions = self._regions(self.eyes.view(torch.from_numpy(everyone[share]), training=False))
-            ids = [one.to(self.world.device) for one in self.table.cut(chosen[share], self.shapes)]
-            with autocast(self.world.device, self.precision):
-                loss = self.xe(self.parts.model, regions, ids) * ((self.settings.xe_weight or 0.0) / words)
-            loss.backward()
+        return chosen, max(1, self.table.words(chosen, self.shapes))
+
+
+def _parts_seen(vision: Vision, pixels: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    return vision(pixels).parts()
 
 
 def precision(settings: TrainSettings) -> torch.dtype:
