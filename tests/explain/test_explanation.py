@@ -10,6 +10,7 @@ from PIL import Image
 
 import tiny
 from meshcap import Captioner, MeshcapError
+from meshcap.calibration import Calibration
 from meshcap.data.draw import draw_scene
 from meshcap.decoding import Greedy
 from meshcap.explain import explain
@@ -91,12 +92,21 @@ def test_padding_is_left_out() -> None:
     torch.testing.assert_close(padded.words[0].attribution, alone.words[0].attribution)
 
 
+def test_confidence_is_the_calibrated_one() -> None:
+    captioner = speaker(tiny.shared("m2"))
+    captioner.calibration = Calibration({"mean": 1.0}, (-9.0, 0.0), (0.2, 0.3))
+    found = explain(captioner, tiny.pictures(4), attribution=False)
+    mean = sum(math.log(one.probability) for one in found.words) / len(found.words)
+    assert found.confidence == pytest.approx(0.3 + 0.1 * mean / 9, abs=1e-4)
+    assert found.best[0][1] == pytest.approx(found.confidence, abs=1e-4)
+
+
 def test_a_sentence_of_ones_own() -> None:
     captioner = speaker(tiny.shared("m2"))
     found = explain(captioner, tiny.pictures(4), caption="A dog's red ball", steps=2)
     assert [one.word for one in found.words] == ["a", "dog", "'s", "red", "ball", "(end)"]
     assert not found.own
-    assert found.text == "A dog's red ball"
+    assert found.text == "A dog's red ball."
     chances = [one.probability for one in found.words]
     assert found.confidence == pytest.approx(math.prod(chances) ** (1 / 6), rel=1e-3)
     assert found.best[0][0] == captioner.describe(tiny.pictures(4))[0].text

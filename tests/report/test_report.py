@@ -1,5 +1,7 @@
 """The report is one whole, harmless page, and says what it was given."""
 
+import base64
+import hashlib
 import math
 import re
 from dataclasses import replace
@@ -13,6 +15,7 @@ from meshcap.data.draw import draw_scene
 from meshcap.errors import MeshcapError
 from meshcap.metrics import Result
 from meshcap.report.curves import curves_of
+from meshcap.report.drawing import Drawing
 from meshcap.report.page import ReportContent, SampleCard, page, picks, write_report
 from meshcap.report.thumbnails import thumbnail
 
@@ -92,8 +95,9 @@ def content() -> ReportContent:
 
 def test_is_balanced_html_with_all_sections(content: ReportContent) -> None:
     seen = Page(page(content))
-    assert [attrs["id"] for attrs in seen.all("section")] == ["scores", "curves", "captions", "events", "settings"]
-    assert [attrs["href"] for attrs in seen.all("a")] == ["#scores", "#curves", "#captions", "#events", "#settings"]
+    sections = ["scores", "curves", "captions", "events", "settings"]
+    assert [attrs["id"] for attrs in seen.all("section")] == sections
+    assert [attrs["href"] for attrs in seen.all("a")] == [f"#{name}" for name in sections]
     assert len(seen.all("h1")) == 1
 
 
@@ -109,10 +113,17 @@ def test_asks_nobody_for_anything(content: ReportContent) -> None:
     assert policy.startswith("default-src 'none'; img-src data:;") and "script-src 'sha256-" in policy
 
 
-def test_the_policy_allows_the_script_that_is_there(content: ReportContent) -> None:
-    import base64
-    import hashlib
+def test_the_reliability_diagram_is_in_it_whole(content: ReportContent) -> None:
+    drawing = Drawing(40, 30, "0.5 came to <0.6>")
+    seen = Page(page(replace(content, confidence=drawing)))
+    assert [attrs["id"] for attrs in seen.all("section")][1:4] == ["curves", "confidence", "captions"]
+    kind = "data:image/svg+xml;base64,"
+    [drawn] = [attrs for attrs in seen.all("img") if (attrs["src"] or "").startswith(kind)]
+    assert base64.b64decode((drawn["src"] or "").removeprefix(kind)).decode() == drawing.as_svg()
+    assert (drawn["alt"], drawn["width"], drawn["height"]) == ("0.5 came to <0.6>", "40", "30")
 
+
+def test_the_policy_allows_the_script_that_is_there(content: ReportContent) -> None:
     html = page(content)
     [script] = re.findall(r"<script>(.*?)</script>", html, re.S)
     assert f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" in html
@@ -233,7 +244,7 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
 
 def test_picks_best_worst_and_random_without_repeating() -> None:
     found = result(per_image={str(n): {"CIDEr": n / 100} for n in range(100)} | {"none": {"CIDEr": None}})
-    chosen = picks(found, each=10)
+    chosen = picks(found, random=10, each=10)
     assert {name: len(ids) for name, ids in chosen.items()} == {
         "Taken at random": 10,
         "Best by CIDEr": 10,
@@ -244,10 +255,12 @@ def test_picks_best_worst_and_random_without_repeating() -> None:
     best, worst = (list(map(int, chosen[f"{name} by CIDEr"])) for name in ("Best", "Worst"))
     assert best == sorted(best, reverse=True) and min(best) >= 80
     assert worst == sorted(worst) and max(worst) < 20
-    assert picks(found, each=10) == chosen and picks(found, each=10, seed=1) != chosen
+    assert picks(found, random=10, each=10) == chosen != picks(found, random=10, each=10, seed=1)
+    # As a report takes them: 50 that nobody chose, then the best and the worst of the others.
+    assert [len(ids) for ids in picks(found).values()] == [50, 16, 16]
 
 
 def test_picks_of_few_or_no_pictures() -> None:
     assert picks(result()) == {}
-    few = picks(result(per_image={"a": {"CIDEr": 0.1}, "b": {"CIDEr": 0.2}, "c": {}}), each=2)
+    few = picks(result(per_image={"a": {"CIDEr": 0.1}, "b": {"CIDEr": 0.2}, "c": {}}), random=2, each=2)
     assert len([id for ids in few.values() for id in ids]) <= 3 and len(few["Taken at random"]) == 2

@@ -127,6 +127,8 @@ def explain(
         ids.append(captioner.model.config.eos)
     said = torch.tensor(ids, device=captioner.model.device)
     log_probs, seen = _read(captioner, regions, said)
+    own = log_probs.gather(-1, said.cpu()[:, None])[:, 0]  # (T,)
+    measured = captioner.calibration
     credit = attribute(captioner.model, regions, said, baseline=baseline, steps=steps) if attribution else None
     count = regions.features.shape[1]
     looks = seen["words"]
@@ -135,7 +137,7 @@ def explain(
     gates = seen["gates"] if "gates" in seen and seen["gates"].shape[-1] > 1 else None
     return Explanation(
         text=captioner.vocabulary.sentence(ids),
-        confidence=float(log_probs.gather(-1, said.cpu()[:, None]).mean().exp()),
+        confidence=float(own.mean().exp()) if measured is None else measured.apply(own.tolist()),
         words=tuple(_words(captioner, ids, log_probs, looks[:, :count], gates, memory, credit, runners_up)),
         own=caption is None,
         best=tuple((one.text, one.confidence) for one in (found, *found.alternatives)),

@@ -237,7 +237,7 @@ def _captions(explanation: Explanation) -> str:
         f"<li><span>{escape(text)}</span>{_bar(confidence)}<span>{percent(confidence)}</span></li>"
         for text, confidence in explanation.best
     )
-    about = "What the model itself says, as its search ranked it; bars are confidence, the mean chance of a word."
+    about = "What the model itself says, as its search ranked it; bars are confidence."
     return f'<p class="note">{about}</p><ol class="rivals best">{rows}</ol>' if rows else ""
 
 

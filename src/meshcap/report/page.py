@@ -9,12 +9,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from importlib.resources import files
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from PIL import Image
@@ -24,6 +24,7 @@ from meshcap.files import write_beside
 from meshcap.metrics import Result
 from meshcap.report.charts import chart
 from meshcap.report.curves import STAGES, Curve
+from meshcap.report.drawing import Drawing
 from meshcap.report.tables import flattened, interval, plain_table, score, scores_table, shares_table
 from meshcap.report.thumbnails import data_url
 
@@ -51,6 +52,7 @@ class ReportContent:
     samples: dict[str, list[SampleCard]] = field(default_factory=dict)  # by what they have in common
     settings: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)  # what happened on the way, in that order
+    confidence: Drawing | None = None  # how far confidences hold
     reward: str = ""  # the signature of what self-critical training was rewarded for
 
 
@@ -64,14 +66,14 @@ def write_report(path: Path, report: ReportContent) -> None:
     write_beside(path, lambda part: part.write_text(text, encoding="utf-8"))
 
 
-def picks(result: Result, each: int = 16, seed: int = 0) -> dict[str, list[str]]:
-    """Which pictures to show, by section: some taken at random, then the best and the worst by CIDEr.
+def picks(result: Result, *, random: int = 50, each: int = 16, seed: int = 0) -> dict[str, list[str]]:
+    """Which pictures to show, by section: some taken at random, then the best and the worst by CIDEr, `each` so many.
 
-    These come first, for they are what a reader may expect; no picture is shown twice.
+    Those at random come first, for they are what a reader may expect; no picture is shown twice.
     """
     scored = {id: own["CIDEr"] for id, own in result.per_image.items() if own.get("CIDEr") is not None}
     ranked = sorted(scored, key=lambda id: (scored[id] or 0.0, id))
-    taken = random.Random(seed).sample(sorted(result.per_image), min(each, len(result.per_image)))
+    taken = Random(seed).sample(sorted(result.per_image), min(random, len(result.per_image)))
     left = [id for id in ranked if id not in set(taken)]
     each = min(each, len(left) // 2)
     found = {"Taken at random": taken, "Best by CIDEr": left[::-1][:each], "Worst by CIDEr": left[:each]}
@@ -84,6 +86,7 @@ def page(report: ReportContent) -> str:
     sections = {
         "Scores": _scores(report),
         "Curves": _curves(report.curves),
+        "Confidence": _confidence(report.confidence),
         "Captions": "".join(_cards(name, cards) for name, cards in report.samples.items() if cards),
         "Events": _events(report.notes),
         "Settings": _settings(report),
@@ -159,6 +162,18 @@ def _curves(curves: Sequence[Curve]) -> str:
     order = {name: max(0, place - (place > 1)) for place, name in enumerate(dict.fromkeys(names))} | {"": 0}
     drawn = "".join(chart(curve, order) for curve in curves)
     return f'<div class="charts">{drawn}</div>' if drawn else ""
+
+
+def _confidence(drawing: Drawing | None) -> str:
+    if drawing is None:
+        return ""
+    url = "data:image/svg+xml;base64," + base64.b64encode(drawing.as_svg().encode()).decode()
+    return (
+        "<p>A confidence is the share of a caption's content words that people are expected to have used for the same "
+        "picture. Points on the diagonal keep that promise.</p>"
+        f'<img src="{url}" width="{drawing.width:g}" height="{drawing.height:g}" '
+        f'style="max-width:100%;height:auto" alt="{escape(drawing.about)}">'
+    )
 
 
 def _cards(title: str, cards: Sequence[SampleCard]) -> str:
