@@ -12,7 +12,8 @@ from torch import Tensor
 
 from meshcap.errors import MeshcapError
 from meshcap.vision import efficientnet
-from meshcap.vision.efficientnet import EfficientNetLite, imagenet_weights, load_imagenet, same_padding
+from meshcap.vision.efficientnet import EfficientNetLite, imagenet_weights, load_imagenet
+from meshcap.vision.folded import same_padding
 from meshcap.vision.pictures import read_picture
 
 TABBY, TIGER_CAT, EGYPTIAN_CAT, ESPRESSO, CUP = 281, 282, 285, 967, 968
@@ -232,3 +233,15 @@ def test_settings_that_make_no_sense(settings: dict[str, object], told: str) -> 
     with pytest.raises(MeshcapError) as caught:
         EfficientNetLite(**settings)
     assert told in str(caught.value)
+
+
+def test_first_stages_are_those_nearest_to_the_pixels(lite2: EfficientNetLite) -> None:
+    assert lite2.first_stages(0) == []
+    names = {id(weight): name for name, weight in lite2.named_parameters()}
+    two = {names[id(weight)].split(".")[0:2][-1] for weight in lite2.first_stages(2) if "stem" not in names[id(weight)]}
+    assert two == {"0", "1", "2", "3"}  # Lite2 has one block in the first stage and three in the second
+    assert any(names[id(weight)].startswith("stem") for weight in lite2.first_stages(1))
+    everything = {names[id(weight)].split(".")[0] for weight in lite2.first_stages(7)}
+    assert everything == {"stem", "blocks"}
+    with pytest.raises(MeshcapError, match=r"frozen_stages is 8, and .* has 7 stages"):
+        lite2.first_stages(8)

@@ -58,7 +58,7 @@ class NTM(ShowAttendTell):
 
     def begin(self, kept: State, width: int) -> Carry:
         carry = super().begin(kept, width)
-        blank = self.memory.start(len(kept["first"]) * width)
+        blank = self.memory.start(kept["first"].shape[0] * width)  # of any size where this is traced
         return carry | {name: blank[name].unflatten(0, (-1, width)) for name in NOTED}
 
     def advance(self, heard: Tensor, kept: State, carry: Carry) -> tuple[Tensor, Carry, Looks]:

@@ -1,7 +1,8 @@
 """What all captioning models share: their settings, and how they are written to and read from a folder.
 
 A model folder holds `config.json` (the settings and the model's name) and `model.safetensors`. Reading one executes
-no code of the folder's, and a file that does not fit is refused with its first mismatch.
+no code of the folder's, and a file that does not fit is refused with its first mismatch. A model is named by its folder
+or as on the Hugging Face hub; "default" is the one inside the package.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, overload
 
 import torch
-from huggingface_hub import ModelHubMixin, hf_hub_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub import ModelHubMixin, hf_hub_download, try_to_load_from_cache
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -21,11 +22,14 @@ from torch import Tensor, nn
 from meshcap.attention import State
 from meshcap.errors import MeshcapError
 from meshcap.files import write_beside
+from meshcap.models.blank import Blank
 from meshcap.models.packed import Int8Linear, PackedLinear
-from meshcap.models.quantised import Bits, dequantise, reduced
+from meshcap.models.quantised import Bits, reduced, restorable, restore
 from meshcap.regions import Regions
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+DEFAULT = "default"
+PACKAGED = Path(__file__).resolve().parents[1] / "default"  # the folder of the model that the package carries
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,10 +244,10 @@ class CaptionModel(
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **hub: Any) -> Self:
         """Read a model folder or a model on the hub. (The mixin reads settings first and tells mistakes its way.)"""
-        return cls._from_pretrained(model_id=str(pretrained_model_name_or_path), **hub)
+        return cls._from_pretrained(model_id=pretrained_model_name_or_path, **hub)
 
     @classmethod
-    def _from_pretrained(cls, *, model_id: str, **hub: Any) -> Self:
+    def _from_pretrained(cls, *, model_id: str | Path, **hub: Any) -> Self:
         hub = {
             key: hub[key]
             for key in ("revision", "cache_dir", "force_download", "local_files_only", "token")
@@ -255,7 +259,9 @@ class CaptionModel(
             raise MeshcapError(
                 f"{model_id} holds a model {name!r}, and {cls.__name__} reads {cls.name!r}: use meshcap.load"
             )
-        model = cls(cls.config_class.from_dict(settings))
+        config = cls.config_class.from_dict(settings)
+        with Blank():
+            model = cls(config)
         fill(model, find_file(model_id, WEIGHTS, **hub))
         return model.eval()
 
@@ -274,9 +280,42 @@ def write_weights(weights: dict[str, Tensor], path: Path) -> None:
         raise OSError(str(error)) from error
 
 
+def folder_of(model_id: str | Path) -> Path:
+    """Where a model lies, if it lies in a folder. `"default"` names the packaged one; `./default` is a folder of yours.
+
+    Raises:
+        MeshcapError: the packaged one was asked for, and this installation has none.
+    """
+    if model_id != DEFAULT:  # which a Path never equals
+        return Path(model_id)
+    if not (PACKAGED / CONFIG).is_file():
+        raise MeshcapError("this installation carries no model of its own: name a model folder or one on the hub")
+    return PACKAGED
+
+
+def find_optional(model_id: str | Path, filename: str, **hub: Any) -> Path | None:
+    """As `find_file`; None where there is such a model, and it has no such file."""
+    folder = folder_of(model_id)
+    if folder.is_dir():
+        path = folder / filename
+        return path if path.is_file() else None
+    try:
+        return find_file(model_id, filename, **hub)
+    except MeshcapError as error:
+        cause = error.__cause__
+        if isinstance(cause, LocalEntryNotFoundError):  # no network: the hub may have said before that there is none
+            where = {key: hub[key] for key in ("cache_dir", "revision") if key in hub}
+            known = try_to_load_from_cache(str(model_id), filename, **where)
+            if known is None or isinstance(known, str):
+                raise
+        elif not isinstance(cause, EntryNotFoundError):
+            raise
+        return None
+
+
 def find_file(model_id: str | Path, filename: str, **hub: Any) -> Path:
-    """A file of a model folder, or of a model on the Hugging Face hub."""
-    folder = Path(model_id)
+    """A file of a model folder, of a model on the Hugging Face hub, or of the packaged one."""
+    folder = folder_of(model_id)
     if folder.is_dir():
         path = folder / filename
         if not path.is_file():
@@ -314,13 +353,14 @@ def fill(model: nn.Module, path: Path) -> None:
             given = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     except (SafetensorError, OSError) as error:
         raise MeshcapError(f"{path} is not a readable safetensors file ({error}): truncated or corrupted?") from error
-    given = dequantise(given, owner=str(path))
+    names = restorable(given, owner=str(path))
     for name, tensor in expected.items():
-        if name not in given:
+        if name not in names:
             raise MeshcapError(f"{path} lacks {name} {tuple(tensor.shape)}, which the settings beside it call for")
         if given[name].shape != tensor.shape:
             raise MeshcapError(f"{path} has {name} of shape {tuple(given[name].shape)}, expected {tuple(tensor.shape)}")
-    for name in given:
+    for name in names:
         if name not in expected:
             raise MeshcapError(f"{path} has {name}, which the settings beside it do not call for")
-    model.load_state_dict(given)
+    for name, tensor in expected.items():  # one by one: all at once in float32 would be a second model in memory
+        restore(tensor, given, name)

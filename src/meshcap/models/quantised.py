@@ -77,18 +77,36 @@ def dequantise(weights: Mapping[str, Tensor], *, owner: str = "the file") -> dic
     Raises:
         MeshcapError: 8 bits without scales, or scales that do not belong to them.
     """
-    found = {}
+    return {name: _restored(weights, name) for name in restorable(weights, owner=owner)}
+
+
+def restorable(weights: Mapping[str, Tensor], *, owner: str = "the file") -> list[str]:
+    """The names that `dequantise` gives back, in order: all but scales. The shapes are those of the integers.
+
+    Raises:
+        MeshcapError: as `dequantise`.
+    """
+    found = []
     for name, tensor in weights.items():
         base = name.removesuffix(SCALE)
         if base != name and base in weights:
             if weights[base].dtype != torch.int8:
                 kind = str(weights[base].dtype).removeprefix("torch.")
                 raise MeshcapError(f"{owner} has {name} beside a {base} of {kind}, expected one of int8")
-        elif tensor.dtype == torch.int8:
-            found[name] = _restored(tensor, weights.get(name + SCALE), name, owner)
-        else:
-            found[name] = tensor
+            continue
+        if tensor.dtype == torch.int8:
+            _check_scale(tensor, weights.get(name + SCALE), name, owner)
+        found.append(name)
     return found
+
+
+def restore(target: Tensor, weights: Mapping[str, Tensor], name: str) -> None:
+    """Write one of the `restorable` into its place, with no second copy of it in between."""
+    given = weights[name].to(target.device)
+    if given.dtype == torch.int8:
+        torch.mul(given, _column(weights[name + SCALE].to(target.device), given), out=target)
+    else:
+        target.copy_(given)
 
 
 def largest_error(weights: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> float:
@@ -103,7 +121,16 @@ def largest_error(weights: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -
     return worst
 
 
-def _restored(rows: Tensor, scale: Tensor | None, name: str, owner: str) -> Tensor:
+def _restored(weights: Mapping[str, Tensor], name: str) -> Tensor:
+    given = weights[name]
+    return given * _column(weights[name + SCALE], given) if given.dtype == torch.int8 else given
+
+
+def _column(scale: Tensor, rows: Tensor) -> Tensor:
+    return scale.float().view(-1, *[1] * (rows.dim() - 1))
+
+
+def _check_scale(rows: Tensor, scale: Tensor | None, name: str, owner: str) -> None:
     if scale is None:
         raise MeshcapError(f"{owner} has {name} in 8 bits without {name}{SCALE}")
     if rows.dim() < 2 or scale.shape != rows.shape[:1] or not scale.is_floating_point():
@@ -111,7 +138,6 @@ def _restored(rows: Tensor, scale: Tensor | None, name: str, owner: str) -> Tens
             f"{owner} has {name}{SCALE} of shape {tuple(scale.shape)} and {str(scale.dtype).removeprefix('torch.')}, "
             f"expected a float for each row of {name} {tuple(rows.shape)}"
         )
-    return rows.float() * scale.float().view(-1, *[1] * (rows.dim() - 1))
 
 
 def _worth_it(tensor: Tensor) -> bool:

@@ -1,7 +1,35 @@
-"""Pictures to Regions."""
+"""Pictures to Regions.
 
-from meshcap.vision.base import Preprocess, Vision
-from meshcap.vision.folder import VISIONS, create_vision, load_vision, save_vision
-from meshcap.vision.pictures import read_picture
+Each name is fetched from its module when it is first asked for: reading a picture needs no torch, and exported
+captioners (`meshcap.runtime`) run where there is none.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the same table again, in the form that type checkers read
+    from meshcap.vision.base import Preprocess, Vision
+    from meshcap.vision.folder import VISIONS, create_vision, load_vision, save_vision
+    from meshcap.vision.pictures import read_picture
 
 __all__ = ["VISIONS", "Preprocess", "Vision", "create_vision", "load_vision", "read_picture", "save_vision"]
+
+_HOMES = {
+    "VISIONS": "meshcap.vision.folder",
+    "Preprocess": "meshcap.vision.base",
+    "Vision": "meshcap.vision.base",
+    "create_vision": "meshcap.vision.folder",
+    "load_vision": "meshcap.vision.folder",
+    "read_picture": "meshcap.vision.pictures",
+    "save_vision": "meshcap.vision.folder",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value  # the next look finds it without coming here
+    return value

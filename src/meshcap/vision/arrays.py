@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from typing import TYPE_CHECKING, Any, TypeGuard
+
 import numpy as np
-import torch
 from PIL import Image
-from torch import Tensor
 
 from meshcap.errors import MeshcapError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 EXPECTED = "(H, W), (H, W, 1), (H, W, 3) or (H, W, 4)"
 # Bicubic resizing overshoots and sums of floats miss by an ulp: both are clipped, larger numbers are a mistake.
@@ -23,8 +27,9 @@ def picture_of_array(given: np.ndarray | Tensor) -> Image.Image:
         MeshcapError: another shape, another kind of number, or floats that are not from 0 to 1.
     """
     what = "an array"
-    if isinstance(given, Tensor):
+    if is_tensor(given):
         what, given = "a tensor", _channels_last(given.detach().cpu())
+    assert isinstance(given, np.ndarray)
     shape = given.shape
     if given.ndim not in (2, 3) or 0 in shape or (given.ndim == 3 and shape[2] not in (1, 3, 4)):
         raise MeshcapError(f"a picture was given as {what} of shape {tuple(shape)}, expected {EXPECTED}")
@@ -46,6 +51,12 @@ def picture_of_array(given: np.ndarray | Tensor) -> Image.Image:
     if numbers.ndim == 3 and numbers.shape[2] == 1:
         numbers = numbers[:, :, 0]
     return Image.fromarray(np.ascontiguousarray(numbers))
+
+
+def is_tensor(given: Any) -> TypeGuard[Tensor]:
+    """Where torch was never imported nothing is a tensor, and it need not be imported to find that out."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(given, torch.Tensor)
 
 
 def grey_of_deep(image: Image.Image) -> Image.Image:
@@ -74,6 +85,8 @@ def _from_unit(numbers: np.ndarray) -> np.ndarray:
 
 
 def _channels_last(tensor: Tensor) -> np.ndarray:
+    import torch
+
     if tensor.dtype in (torch.bfloat16, torch.float16):  # NumPy has no bfloat16
         tensor = tensor.float()
     if tensor.dim() == 3 and tensor.shape[0] in (1, 3, 4):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from meshcap.errors import MeshcapError
 from meshcap.regions import Regions
+from meshcap.vision.shown import shown, window
 
 Geometry = Literal["squash", "crop"]
 Numbers = tuple[float, float, float]
@@ -46,21 +47,11 @@ class Preprocess:
 
     def window(self, width: int, height: int) -> tuple[float, float, float, float]:
         """The part of a picture of this size that is seen: x1, y1, x2, y2 in its pixels."""
-        if self.geometry == "squash":
-            return 0.0, 0.0, float(width), float(height)
-        side = min(width, height)
-        x, y = (width - side) / 2, (height - side) / 2
-        return x, y, x + side, y + side
+        return window(self.geometry, width, height)
 
     def pixels(self, image: Image.Image) -> Tensor:
         """(3, size, size) uint8 of an RGB picture."""
-        if image.size == (self.size, self.size):
-            small = image
-        else:
-            small = image.resize(
-                (self.size, self.size), Image.Resampling.BICUBIC, box=self.window(*image.size), reducing_gap=3.0
-            )
-        content = torch.frombuffer(bytearray(small.tobytes()), dtype=torch.uint8)
+        content = torch.frombuffer(bytearray(shown(image, self.size, self.geometry).tobytes()), dtype=torch.uint8)
         return content.view(self.size, self.size, 3).permute(2, 0, 1).contiguous()
 
     def normalised(self, pixels: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -90,6 +81,19 @@ class Vision(nn.Module):
 
     def settings(self) -> dict[str, Any]:
         raise NotImplementedError
+
+    def first_stages(self, count: int) -> list[nn.Parameter]:
+        """Weights of the stages nearest to the pixels, for who wants to train only what comes after.
+
+        Raises:
+            MeshcapError: there are not so many stages, or this vision has none.
+        """
+        if count:
+            raise MeshcapError(f"frozen_stages is {count}, and {self.name} learns as a whole or not at all: expected 0")
+        return []
+
+    def fold(self) -> None:
+        """Get ready to look and do nothing else, where there is anything to get ready: see `folded`."""
 
     @property
     def dtype(self) -> torch.dtype:

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from meshcap.errors import MeshcapError
 from meshcap.regions import Regions
 from meshcap.vision.base import Vision, grid_boxes
+from meshcap.vision.folded import FoldedConvolution, padded
 from meshcap.vision.preprocessing import preprocess_of
 
 
@@ -64,6 +65,7 @@ STAGES = (
 )
 STEM, HEAD = 32, 1280  # channels; the same in all variants
 EPSILON = 1e-3  # TensorFlow's
+FEW = 2  # pictures that a folded one looks at together: four took more CPU and more memory
 
 
 class EfficientNetLite(Vision):
@@ -81,7 +83,7 @@ class EfficientNetLite(Vision):
             raise MeshcapError(f"no EfficientNet is called {variant!r}: expected one of {', '.join(VARIANTS)}")
         if stride not in (16, 32):
             raise MeshcapError(f"stride is {stride!r}, expected 32 or 16 pixels for each cell")
-        self.variant, self.stride = variant, stride
+        self.variant, self.stride, self.folded = variant, stride, False
         self.preprocess = preprocess_of(
             preprocess, size=VARIANTS[variant].size, mean=(127 / 255,) * 3, std=(128 / 255,) * 3
         )
@@ -97,18 +99,41 @@ class EfficientNetLite(Vision):
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, pixels: Tensor) -> Regions:
-        weight = self.stem.weight
-        x = self.preprocess.normalised(pixels, weight.dtype)  # (B, 3, H, W)
-        if weight.is_contiguous(memory_format=torch.channels_last):
-            x = x.contiguous(memory_format=torch.channels_last)
-        x = F.relu6(self.stem(x))
-        for block in self.blocks:
-            x = block(x)
-        if self.head is not None:
-            x = F.relu6(self.head(x))
+        if self.folded and not pixels.is_cuda and len(pixels) > FEW:
+            x = torch.cat([self.cells(few) for few in pixels.split(FEW)])
+        else:
+            x = self.cells(pixels)
         rows, columns = x.shape[-2:]
         boxes = grid_boxes(rows, columns, x.device).to(x.dtype)
-        return Regions(x.flatten(2).transpose(1, 2), boxes.expand(len(x), -1, -1))
+        return Regions(x.flatten(2).transpose(1, 2), boxes.expand(x.shape[0], -1, -1))
+
+    def cells(self, pixels: Tensor) -> Tensor:
+        """(B, 3, H, W) to (B, width, rows, columns)."""
+        x = self.preprocess.normalised(pixels, self.stem.weight.dtype)
+        if self.stem.channels_last:
+            x = x.contiguous(memory_format=torch.channels_last)
+        x = self.stem(x, relu6=True)
+        for block in self.blocks:
+            x = block(x)
+        return x if self.head is None else self.head(x, relu6=True)
+
+    def fold(self) -> None:
+        """Get ready to look and do nothing else, in the dtype and on the device that this has now: see `folded`."""
+        size = self.preprocess.size
+        for name, one in list(self.named_modules()):  # in the order in which they look
+            if isinstance(one, Convolution):
+                weight, bias = (part.to(one.weight.dtype) for part in one.folded())
+                folded = FoldedConvolution(weight, bias, stride=one.stride, groups=one.groups, size=size)
+                self.set_submodule(name, folded)
+                size = -(-size // one.stride)
+        self.folded = True
+
+    def first_stages(self, count: int) -> list[nn.Parameter]:
+        blocks = stage_lengths(self.variant, stages=7 if self.stride == 32 else 5)
+        if count > len(blocks):
+            raise MeshcapError(f"frozen_stages is {count}, and {self.name} has {len(blocks)} stages")
+        parts = [self.stem, *self.blocks[: sum(blocks[:count])]] if count else []
+        return [weight for part in parts for weight in part.parameters()]
 
     def settings(self) -> dict[str, Any]:
         return {"variant": self.variant, "stride": self.stride, "preprocess": self.preprocess.to_dict()}
@@ -126,8 +151,8 @@ class Block(nn.Module):
         self.residual = stride == 1 and given == channels
 
     def forward(self, x: Tensor) -> Tensor:
-        inner = x if self.expand is None else F.relu6(self.expand(x))
-        out = self.project(F.relu6(self.depthwise(inner)))
+        inner = x if self.expand is None else self.expand(x, relu6=True)
+        out = self.project(self.depthwise(inner, relu6=True))
         return x + out if self.residual else out
 
 
@@ -147,36 +172,43 @@ class Convolution(nn.Module):
         self.register_buffer("mean", torch.zeros(channels))
         self.register_buffer("variance", torch.ones(channels))
 
-    def forward(self, x: Tensor) -> Tensor:
-        # In float32 whatever the weights are kept in: an inverse root of bfloat16 has two digits.
+    def folded(self) -> tuple[Tensor, Tensor]:
+        """Weight and bias of the one convolution that this amounts to, in float32."""
+        # Whatever the weights are kept in: an inverse root of bfloat16 has two digits.
         scale = self.gain.float() * torch.rsqrt(self.variance.float() + EPSILON)
-        weight = (self.weight.float() * scale[:, None, None, None]).to(x.dtype)
-        bias = (self.shift.float() - self.mean.float() * scale).to(x.dtype)
-        down, right = (same_padding(pixels, self.kernel, self.stride) for pixels in x.shape[-2:])
-        if down[0] == down[1] and right[0] == right[1]:
-            return F.conv2d(x, weight, bias, self.stride, (down[0], right[0]), groups=self.groups)
-        return F.conv2d(F.pad(x, (*right, *down)), weight, bias, self.stride, groups=self.groups)
+        return self.weight.float() * scale[:, None, None, None], self.shift.float() - self.mean.float() * scale
 
+    def forward(self, x: Tensor, *, relu6: bool = False) -> Tensor:
+        weight, bias = (part.to(x.dtype) for part in self.folded())
+        x, padding = padded(x, self.kernel, self.stride)
+        x = F.conv2d(x, weight, bias, self.stride, padding, groups=self.groups)
+        return F.relu6(x) if relu6 else x
 
-def same_padding(pixels: int, kernel: int, stride: int) -> tuple[int, int]:
-    """Zeros before and after, so that ⌈pixels / stride⌉ windows fit."""
-    missing = max((-(-pixels // stride) - 1) * stride + kernel - pixels, 0)
-    return missing // 2, missing - missing // 2
+    @property
+    def channels_last(self) -> bool:
+        return self.weight.is_contiguous(memory_format=torch.channels_last)
 
 
 def block_shapes(variant: str, stages: int = 7) -> list[tuple[int, Stage]]:
     """Each block of the first stages: the channels it is given, and its own shape as a stage of one block."""
-    width, depth, _ = VARIANTS[variant]
     shapes: list[tuple[int, Stage]] = []
     given = STEM
-    for number, stage in enumerate(STAGES[:stages], 1):
-        channels = eights(stage.channels * width)
-        blocks = stage.blocks if number in (1, len(STAGES)) else math.ceil(stage.blocks * depth)
+    for stage, blocks in zip(STAGES, stage_lengths(variant, stages), strict=False):
+        channels = eights(stage.channels * VARIANTS[variant].width)
         for index in range(blocks):
             stride = stage.stride if index == 0 else 1
             shapes.append((given, stage._replace(blocks=1, channels=channels, stride=stride)))
             given = channels
     return shapes
+
+
+def stage_lengths(variant: str, stages: int = 7) -> list[int]:
+    """How many blocks each of the first stages has; the first and the last stage never grow."""
+    depth = VARIANTS[variant].depth
+    return [
+        stage.blocks if number in (1, len(STAGES)) else math.ceil(stage.blocks * depth)
+        for number, stage in enumerate(STAGES[:stages], 1)
+    ]
 
 
 def eights(channels: float) -> int:

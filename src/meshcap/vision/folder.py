@@ -11,12 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download, try_to_load_from_cache
-from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+from huggingface_hub import snapshot_download
 
 from meshcap.errors import MeshcapError
 from meshcap.files import write_beside
-from meshcap.models.pretrained import WEIGHTS, fill, find_file, read_config, stored, write_weights
+from meshcap.models.pretrained import (
+    WEIGHTS,
+    fill,
+    find_file,
+    find_optional,
+    folder_of,
+    read_config,
+    stored,
+    write_weights,
+)
 from meshcap.models.quantised import Bits
 from meshcap.vision.base import Vision
 from meshcap.vision.efficientnet import VARIANTS, EfficientNetLite, load_imagenet
@@ -91,7 +99,7 @@ def load_vision(name_or_folder: str | Path, **hub: Any) -> Vision | None:
     Raises:
         MeshcapError: no such model, settings or weights that do not fit.
     """
-    path = _settings_path(name_or_folder, **hub)
+    path = find_optional(name_or_folder, f"{FOLDER}/{SETTINGS}", **hub)
     if path is None:
         return None
     settings = read_config(path)
@@ -99,7 +107,7 @@ def load_vision(name_or_folder: str | Path, **hub: Any) -> Vision | None:
     kind = vision_class(str(name))
     own_way: Any = getattr(kind, "from_folder", None)
     if own_way is not None:
-        if not Path(name_or_folder).is_dir():  # its files are its own affair: all are fetched
+        if not folder_of(name_or_folder).is_dir():  # its files are its own affair: all are fetched
             path = Path(snapshot_download(str(name_or_folder), allow_patterns=f"{FOLDER}/*", **hub), FOLDER, SETTINGS)
         return own_way(path.parent, settings).eval()
     _expect_settings(kind, str(path), settings)
@@ -118,26 +126,6 @@ def vision_class(name: str) -> type[Vision]:
     if name not in others:
         raise MeshcapError(f"no vision is called {name!r}: expected one of {', '.join((*VISIONS, *others))}")
     return others[name]
-
-
-def _settings_path(name_or_folder: str | Path, **hub: Any) -> Path | None:
-    filename = f"{FOLDER}/{SETTINGS}"
-    folder = Path(name_or_folder)
-    if folder.is_dir():
-        path = folder / filename
-        return path if path.is_file() else None
-    try:
-        return find_file(name_or_folder, filename, **hub)
-    except MeshcapError as error:
-        cause = error.__cause__
-        if isinstance(cause, LocalEntryNotFoundError):  # no network: the hub may have said before that there is none
-            where = {key: hub[key] for key in ("cache_dir", "revision") if key in hub}
-            known = try_to_load_from_cache(str(name_or_folder), filename, **where)
-            if known is None or isinstance(known, str):
-                raise
-        elif not isinstance(cause, EntryNotFoundError):
-            raise
-        return None
 
 
 def _expect_settings(kind: Any, owner: str, settings: dict[str, Any], but: tuple[str, ...] = ()) -> None:

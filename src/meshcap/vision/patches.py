@@ -52,8 +52,8 @@ class Patches(Vision):
             raise MeshcapError(f"pictures of {tuple(pixels.shape[-2:])} pixels were given, expected {(size, size)}")
         x = self.preprocess.normalised(pixels) * self.gain
         x = x.unflatten(3, (self.cells, self.side)).unflatten(2, (self.cells, self.side))  # (B, 3, rows, s, columns, s)
-        x = x.permute(0, 2, 4, 3, 5, 1).reshape(len(pixels), self.cells * self.cells, self.width)
-        return Regions(x, grid_boxes(self.cells, self.cells, pixels.device).expand(len(pixels), -1, -1))
+        x = x.permute(0, 2, 4, 3, 5, 1).reshape(pixels.shape[0], self.cells * self.cells, self.width)
+        return Regions(x, grid_boxes(self.cells, self.cells, pixels.device).expand(pixels.shape[0], -1, -1))
 
     def settings(self) -> dict[str, Any]:
         return {

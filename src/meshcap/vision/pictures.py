@@ -13,16 +13,19 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 from PIL import Image
-from torch import Tensor
 
 from meshcap.errors import MeshcapError
-from meshcap.vision.arrays import grey_of_deep, picture_of_array
+from meshcap.vision.arrays import grey_of_deep, is_tensor, picture_of_array
 
-Source = str | os.PathLike[str] | Image.Image | np.ndarray | Tensor | bytes | bytearray | IO[bytes]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# In quotes: pictures are also read where there is no torch.
+Source: TypeAlias = "str | os.PathLike[str] | Image.Image | np.ndarray | Tensor | bytes | bytearray | IO[bytes]"
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM", "ICO")
 SUFFIXES = frozenset(
@@ -64,7 +67,7 @@ def read_picture(source: Source, *, at_least: int = 0, most_pixels: int = MOST_P
     Raises:
         MeshcapError: no such file, no picture, a damaged or too large one.
     """
-    if isinstance(source, np.ndarray | Tensor):
+    if isinstance(source, np.ndarray) or is_tensor(source):
         return _rgb(picture_of_array(source))
     if isinstance(source, Image.Image):
         name = str(getattr(source, "filename", "") or "the picture")
@@ -88,7 +91,7 @@ def read_picture(source: Source, *, at_least: int = 0, most_pixels: int = MOST_P
         try:
             if not (hasattr(source, "seekable") and source.seekable()):
                 source = io.BytesIO(source.read())
-            return _read(source, name, at_least, most_pixels)
+            return _read(cast("IO[bytes]", source), name, at_least, most_pixels)
         except MeshcapError:
             raise
         except (OSError, ValueError, TypeError) as error:

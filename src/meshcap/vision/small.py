@@ -65,7 +65,7 @@ class SmallCNN(Vision):
         x = self.layers(x)  # (B, width, rows, columns)
         rows, columns = x.shape[-2:]
         boxes = grid_boxes(rows, columns, x.device).to(x.dtype)
-        return Regions(self.norm(x.flatten(2).transpose(1, 2)), boxes.expand(len(x), -1, -1))
+        return Regions(self.norm(x.flatten(2).transpose(1, 2)), boxes.expand(x.shape[0], -1, -1))
 
     def settings(self) -> dict[str, Any]:
         return {"channels": list(self.channels), "preprocess": self.preprocess.to_dict()}
