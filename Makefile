@@ -8,12 +8,15 @@ TEST_ENV := RAY_USAGE_STATS_ENABLED=0 WANDB_MODE=offline HF_HUB_OFFLINE=1
 PYTEST := $(TEST_ENV) $(PY) -m pytest -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint bench
+.PHONY: help demo demo-train test test-all lint bench
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: .venv/.demo ## train a small captioner on drawn scenes, caption unseen ones, write demo.png
+demo: .venv/.demo ## caption the pictures in examples/ with the model that comes with meshcap
+	@.venv/bin/meshcap caption examples --show --confidence
+
+demo-train: .venv/.demo ## train a small captioner on drawn scenes, caption unseen ones, write demo.png
 	@$(PY) -m meshcap.demo
 
 test: lint ## lint, types and the fast tests

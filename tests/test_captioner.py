@@ -27,7 +27,7 @@ def test_a_caption_tells_how_it_came_about(speaker: Captioner) -> None:
     captions = speaker.caption(regions, n_best=3, max_length=9, attention=True)
     assert len(captions) == 3
     for caption, count in zip(captions, (3, 5, 4), strict=True):
-        assert caption.text == speaker.vocabulary.sentence(caption.words)
+        assert caption.text == speaker.vocabulary.sentence([*caption.words, *["<eos>"] * caption.finished])
         assert len(caption.log_probs) == len(caption.words) + caption.finished
         assert caption.confidence == pytest.approx(
             torch.tensor(caption.log_probs).mean().exp().item(), rel=1e-4

@@ -3,41 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self, overload
 
 import torch
-from torch import Tensor
 
 from meshcap.decoding import Beam, ConstrainedBeam, Graphs, Hypotheses, Rules, Strategy, decode
 from meshcap.errors import MeshcapError
 from meshcap.models import CaptionModel, load
 from meshcap.models.packed import pack
-from meshcap.models.pretrained import find_file
+from meshcap.models.pretrained import DEFAULT, find_file, find_optional, folder_of
 from meshcap.models.quantised import Bits
 from meshcap.regions import Regions
+from meshcap.runtime.caption import Caption
+from meshcap.runtime.facts import expect_not_exported
 from meshcap.text import Vocabulary
 from meshcap.text.endings import BAD_ENDINGS
 from meshcap.vision import Vision, load_vision, save_vision
 from meshcap.vision.pictures import Source, read_picture
 
-VOCABULARY = "vocabulary.json"
+if TYPE_CHECKING:
+    from meshcap.calibration import Calibration
 
-
-@dataclass(frozen=True)
-class Caption:
-    """A sentence about a picture, and how the model came to it."""
-
-    text: str  # as a person would write it
-    words: list[str]
-    log_probs: list[float]  # of each word, and of the end where it was reached
-    confidence: float  # 0-1, the geometric mean of the words' probabilities
-    score: float  # what the search ranked it by
-    finished: bool  # False: cut off at the greatest length
-    missing: int = 0  # how many of the required mentions could not be met
-    attention: Tensor | None = None  # (words, regions): where the model looked for each word
-    alternatives: tuple[Caption, ...] = ()  # the next best, where more than one was asked for
+VOCABULARY, CALIBRATION = "vocabulary.json", "calibration.json"
 
 
 class Captioner:
@@ -47,7 +35,13 @@ class Captioner:
     batch shape and replayed.
     """
 
-    def __init__(self, model: CaptionModel, vocabulary: Vocabulary, vision: Vision | None = None):
+    def __init__(
+        self,
+        model: CaptionModel,
+        vocabulary: Vocabulary,
+        vision: Vision | None = None,
+        calibration: Calibration | None = None,
+    ):
         if len(vocabulary) != model.config.vocab_size:
             raise MeshcapError(
                 f"the vocabulary has {len(vocabulary)} words and the model was made for {model.config.vocab_size}: "
@@ -67,33 +61,53 @@ class Captioner:
         self.model = model.eval()
         self.vocabulary = vocabulary
         self.vision = None if vision is None else vision.eval()
+        self.calibration = calibration
         self.graphs = Graphs()
 
     @classmethod
     def from_pretrained(
         cls,
-        name_or_folder: str | Path,
+        name_or_folder: str | Path = DEFAULT,
         *,
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
+        runtime: str = "torch",
         **hub: Any,
     ) -> Self:
-        """Read a folder that `save_pretrained` wrote, or a model on the Hugging Face hub, ready to caption.
+        """The model that comes with the package, a folder that `save_pretrained` wrote, or a model on the hub.
 
-        `dtype` is float32, bfloat16 or float16, or int8 for weights of 8 bits on a CPU.
+        `dtype` is float32, bfloat16 or float16, or int8 for weights of 8 bits on a CPU. With `runtime` "onnx" or
+        "torch-export", a folder that `meshcap export` wrote, and what comes back is a `meshcap.runtime.Captioner`.
         """
+        if runtime != "torch":
+            from meshcap.runtime import Captioner as Exported
+
+            if torch.device(device).type != "cpu" or dtype != torch.float32:
+                raise MeshcapError("an exported model runs on the CPU with the numbers it was exported with")
+            exported: Any = Exported.from_pretrained(name_or_folder, runtime=runtime)
+            return exported
+        expect_not_exported(name_or_folder)
+        if name_or_folder == DEFAULT:
+            name_or_folder = folder_of(DEFAULT)
         vocabulary = Vocabulary.load(find_file(name_or_folder, VOCABULARY, **hub))
-        captioner = cls(load(name_or_folder, **hub), vocabulary, load_vision(name_or_folder, **hub))
+        captioner = cls(
+            load(name_or_folder, **hub),
+            vocabulary,
+            load_vision(name_or_folder, **hub),
+            load_calibration(name_or_folder, **hub),
+        )
         int8 = dtype == torch.int8
         for part in (captioner.model, captioner.vision):
             if part is not None:
                 part.to(device=device, dtype=torch.float32 if int8 else dtype).requires_grad_(False)
         if torch.device(device).type == "cpu" or int8:
             pack(captioner.model, int8=int8)
+            if captioner.vision is not None:
+                captioner.vision.fold()
         return captioner
 
     def save_pretrained(self, folder: str | Path, *, bits: Bits = 32) -> None:
-        """Write vision, vocabulary and model into a folder, each file whole or not at all.
+        """Write vision, vocabulary, calibration and model into a folder, each file whole or not at all.
 
         `bits`: 32 writes weights as they are; 16 and 8 round matrices, for files of half or a quarter of the size.
         """
@@ -105,6 +119,10 @@ class Captioner:
         if self.vision is not None:
             save_vision(self.vision, folder, bits=bits)
         self.vocabulary.save(folder / VOCABULARY)
+        if self.calibration is not None:
+            self.calibration.save(folder)
+        else:
+            (folder / CALIBRATION).unlink(missing_ok=True)  # that of another model
         self.model.save_pretrained(folder, bits=bits)
 
     @torch.no_grad()
@@ -161,6 +179,7 @@ class Captioner:
         avoid: Sequence[str] = (),
         no_repeat_ngram: int = 0,
         good_endings: bool = False,
+        end_in_time: bool = False,
         attention: bool = False,
     ) -> list[Caption]:
         """A caption for each picture of a batch.
@@ -171,6 +190,7 @@ class Captioner:
             mention: words or phrases that must appear; several in a list are alternatives: `["dog", ["man", "woman"]]`.
             avoid: words that must not.
             good_endings: never end in "a", "of", "with" and the like.
+            end_in_time: end within `max_length` rather than be cut off there.
             attention: also tell where the model looked for each word.
 
         Raises:
@@ -178,21 +198,27 @@ class Captioner:
         """
         config = self.model.config
         Regions.checked(regions, width=config.d_input, boxes=config.boxes)
+        for name, words in (("mention", mention), ("avoid", avoid)):
+            if isinstance(words, str):  # whose letters would pass for words
+                raise MeshcapError(f"{name} is {words!r}, expected a list of words")
+        avoided = [self._asked(one, "to avoid")[0] for one in avoid]
         rules = Rules(
             max_length=min(20, config.max_length) if max_length is None else max_length,
             min_length=min_length,
             no_repeat_ngram=no_repeat_ngram,
             # An unknown word tells a reader nothing, and an imported model might say the others too.
-            banned=(config.unk, config.pad, config.bos, *self.vocabulary.ids_of(avoid, purpose="to avoid")),
+            banned=(config.unk, config.pad, config.bos, *avoided),
             bad_endings=tuple(sorted(self.vocabulary.id(w) for w in BAD_ENDINGS if w in self.vocabulary))
             if good_endings
             else (),
+            end_in_time=end_in_time,
         )
         if mention:
             if not isinstance(strategy, Beam | None):
                 raise MeshcapError("required words need a beam search: leave the strategy out or give a Beam")
             beam = strategy or Beam()
-            strategy = ConstrainedBeam(self._requirements(mention), beam.beams, beam.length_penalty)
+            required = self._requirements(mention, avoided, rules.max_length - end_in_time)
+            strategy = ConstrainedBeam([required], beam.beams, beam.length_penalty)
         found = decode(
             self.model,
             regions.to(self.model.device, self.model.dtype),
@@ -204,24 +230,50 @@ class Captioner:
         )
         return list(self._captions(found, len(mention)))
 
-    def _requirements(self, mention: Sequence[str | Sequence[str]]) -> list[list[list[list[int]]]]:
-        phrases = [[one] if isinstance(one, str) else list(one) for one in mention]
-        return [[[self.vocabulary.ids_of(p.split(), purpose="to mention") for p in one] for one in phrases]]
+    def _requirements(
+        self, mention: Sequence[str | Sequence[str]], avoided: Sequence[int], most: int
+    ) -> list[list[list[int]]]:
+        """The phrases of each requirement in ids, those that cannot be said left out."""
+        required = []
+        for alternatives in mention:
+            phrases = [alternatives] if isinstance(alternatives, str) else list(alternatives)
+            ids = [self._asked(phrase, "to mention") for phrase in phrases]
+            allowed = [one for one in ids if not set(one) & set(avoided)]
+            possible = [one for one in allowed if len(one) <= most]
+            if not possible:
+                named = " or ".join(map(repr, phrases)) or "nothing"
+                why = "to be avoided, too" if phrases else "no phrase"
+                if allowed:
+                    why = f"longer than {most} {'word' if most == 1 else 'words'}"
+                raise MeshcapError(f"{named} is to be mentioned, and is {why}")
+            required.append(possible)
+        return required
+
+    def _asked(self, phrase: str, purpose: str) -> list[int]:
+        """The ids of what a person wrote: as it stands, or else as captions are split ("Dog's" is "dog" and "'s")."""
+        words = phrase.split()
+        if not all(word in self.vocabulary for word in words):
+            words = self.vocabulary.tokens(phrase)
+        if purpose == "to avoid" and len(words) != 1:
+            raise MeshcapError(f"{phrase!r} is to be avoided, expected a single word that captions may hold")
+        return self.vocabulary.ids_of(words, purpose=purpose)
 
     def _captions(self, found: Hypotheses, required: int) -> Iterator[Caption]:
         ids, log_probs, lengths = found.ids.tolist(), found.log_probs.tolist(), found.lengths.tolist()
-        scores, confidence, finished = found.scores.tolist(), found.confidence.tolist(), found.finished.tolist()
+        scores, probability, finished = found.scores.tolist(), found.confidence.tolist(), found.finished.tolist()
         satisfied = None if found.satisfied is None else found.satisfied.tolist()
         looks = None if found.attention is None else found.attention["words"].float().cpu()
 
         def one(picture: int, rank: int, alternatives: tuple[Caption, ...] = ()) -> Caption:
             length = lengths[picture][rank]
             words = self.vocabulary.decode(ids[picture][rank][:length])
+            said, likely = log_probs[picture][rank][:length], probability[picture][rank]
             return Caption(
-                text=self.vocabulary.sentence(words),
+                text=self.vocabulary.sentence(ids[picture][rank][:length]),
                 words=words,
-                log_probs=log_probs[picture][rank][:length],
-                confidence=confidence[picture][rank],
+                log_probs=said,
+                confidence=likely if self.calibration is None else self.calibration.apply(said),
+                probability=likely,
                 score=scores[picture][rank],
                 finished=finished[picture][rank],
                 missing=0 if satisfied is None else required - satisfied[picture][rank],
@@ -232,3 +284,13 @@ class Captioner:
         for picture, ranked in enumerate(scores):
             rest = tuple(one(picture, rank) for rank in range(1, len(ranked)) if ranked[rank] > float("-inf"))
             yield one(picture, 0, rest)
+
+
+def load_calibration(name_or_folder: str | Path, **hub: Any) -> Calibration | None:
+    """How a model's confidence was measured; None where it was not."""
+    path = find_optional(name_or_folder, CALIBRATION, **hub)
+    if path is None:
+        return None
+    from meshcap.calibration import Calibration  # here: most models have none
+
+    return Calibration.load(path)

@@ -70,7 +70,8 @@ def test_an_imported_checkpoint_says_what_the_public_code_says(
 
 
 def test_plain_lines_and_n_best(model: Path, files: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = call(capsys, "caption", *files[:2], "--model", model, "--n-best", 2, "--device", "cpu")
+    words = ("caption", *files[:2], "--model", model, "--device", "cpu", "--confidence")
+    code, out, _ = call(capsys, *words, "--n-best", 2)
     assert code == 0
     rows = [line.split("\t") for line in out.splitlines()]
     assert [row[0] for row in rows] == [str(files[0])] * 2 + [str(files[1])] * 2
@@ -103,8 +104,8 @@ def test_caption_mistakes(model: Path, files: list[Path], tmp_path: Path, capsys
     mistake(caption(tmp_path / "none.npy", "--model", model), "none.npy is not a file")
     mistake(caption(files[0], "--model", tmp_path / "nowhere"), "nowhere")
     mistake(caption(files[0], "--model", model, "--mention", "zebra"), "zebra")
-    mistake(caption(files[0], "--model", model, "--sample", "--mention", "word17"), "--mention needs a beam search")
-    mistake(caption(files[0], "--model", model, "--max-length", 99), "at most 54")
+    mistake(caption(files[0], "--model", model, "--sample", "--mention", "word17"), "--must is for a search")
+    mistake(caption(files[0], "--model", model, "--max-words", 99), "at most 53")
     numpy.save(tmp_path / "wide.npy", numpy.zeros((3, 49)))
     mistake(caption(tmp_path / "wide.npy", "--model", model), "49 numbers each, this model expects 48")
     numpy.save(tmp_path / "nan.npy", numpy.full((3, 48), numpy.nan))

@@ -33,6 +33,8 @@ def next_words(model, picture: Regions, captions: list[Caption]) -> list[list[fl
 def allowed(words: Sequence[int], word: int, rules: Rules, eos: int) -> bool:
     if word in rules.banned:
         return False
+    if rules.end_in_time and len(words) + 1 == rules.max_length:
+        return word == eos
     if word == eos and (len(words) + 1 < rules.min_length or (words and words[-1] in rules.bad_endings)):
         return False
     return not repeats((*words, word), rules.no_repeat_ngram)

@@ -19,6 +19,7 @@ CASES = {  # rules and length penalty
     "one word": (Rules(max_length=1), 0.0),
     "long": (Rules(max_length=6, min_length=4), 0.8),
     "no bigram twice": (Rules(max_length=6, no_repeat_ngram=2), 0.0),
+    "in time": (Rules(max_length=4, min_length=3, bad_endings=(4, 5, 6), end_in_time=True), 0.0),
     "all rules": (Rules(max_length=7, min_length=3, no_repeat_ngram=1, banned=(4, 8), bad_endings=(5, 6)), 0.5),
 }
 cases = pytest.mark.parametrize(("rules", "length_penalty"), CASES.values(), ids=CASES)

@@ -18,6 +18,7 @@ CASES = {  # constraints, rules and length penalty
     "a word": ([[[7]]], Rules(max_length=5), 0.0),
     "a phrase": ([[[9, 4]]], Rules(max_length=5), 0.8),
     "alternatives": ([[[7], [9, 4]], [[8]]], Rules(max_length=6), 0.0),
+    "in time": ([[[7], [9, 4]]], Rules(max_length=4, end_in_time=True), 0.0),
     "overlapping phrases": ([[[4, 5, 4]], [[5, 4, 6], [4, 4]]], Rules(max_length=7), 0.0),
     "rules": (
         [[[9, 4]], [[5]]],

@@ -30,6 +30,7 @@ def rules(draw: st.DrawFn) -> Rules:
         no_repeat_ngram=draw(st.integers(0, 3)),
         banned=tuple(draw(st.sets(words, max_size=4))),
         bad_endings=tuple(draw(st.sets(words, max_size=4))),
+        end_in_time=draw(st.booleans()),
     )
 
 
@@ -49,9 +50,11 @@ def test_rules_hold(strategy: Strategy, rules: Rules) -> None:
             if finished:
                 assert said[-1] == eos
                 assert rules.min_length <= length <= rules.max_length
-                assert length == 1 or said[-2] not in rules.bad_endings
+                at_last = rules.end_in_time and length == rules.max_length
+                assert length == 1 or at_last or said[-2] not in rules.bad_endings
             elif found.scores[picture, place] > -inf:
                 assert length == rules.max_length
+                assert not rules.end_in_time
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)

@@ -17,6 +17,8 @@ from tokenizers import Tokenizer
 import meshcap.text
 from meshcap.errors import MeshcapError
 from meshcap.text import Vocabulary
+from meshcap.text.ptb import ptb_tokenize
+from meshcap.text.sentence import CASED, full_stop
 from meshcap.text.vocabulary import LARGEST_FILE, SPECIAL, join_words
 
 WORDS = [*SPECIAL, "a", "man", "dog", "'s", "café", "猫", "🐕", "é"]
@@ -293,7 +295,18 @@ def test_only_known_tokenizers(name: str) -> None:
         ("a dog . it runs", "A dog. It runs"),
         ("élan", "Élan"),
         ("ǆep", "ǅep"),  # one capital, not the two of upper()
-        ("<bos> a <pad> <unk> dog <eos> a", "A <unk> dog"),
+        ("<bos> a <pad> <unk> dog <eos> a", "A <unk> dog."),
+        ("a dog of <eos>", "A dog of."),
+        ("a dog !  <eos>", "A dog!"),
+        ("a dog -lrb- left -rrb- <eos>", "A dog (left)."),
+        ("a bottle of vitamin c <eos>", "A bottle of vitamin c"),  # "c." would be another word
+        ("at 10 a.m. <eos>", "At 10 a.m."),
+        ("the dogs ' <eos>", "The dogs'."),
+        ("<eos>", ""),
+        ("a man and i watch tv in new york", "A man and I watch TV in New York"),
+        ("big ben and a big clock", "Big Ben and a big clock"),
+        ("iphone , new tvs and a christmas tree", "iPhone, new TVs and a Christmas tree"),
+        ("a clock says 10 a.m. in a t-shirt shop", "A clock says 10 a.m. in a t-shirt shop"),
     ],
 )
 def test_sentence_by_hand(vocabulary: Vocabulary, tokens: str, sentence: str) -> None:
@@ -301,7 +314,8 @@ def test_sentence_by_hand(vocabulary: Vocabulary, tokens: str, sentence: str) ->
 
 
 def test_sentence_of_ids_and_of_odd_words(vocabulary: Vocabulary) -> None:
-    assert vocabulary.sentence([2, 4, 5, 7, 6, 3, 6]) == "A man's dog"
+    assert vocabulary.sentence([2, 4, 5, 7, 6, 3, 6]) == "A man's dog."
+    assert vocabulary.sentence([2, 4, 5, 7, 6]) == "A man's dog"  # cut off
     assert (
         vocabulary.sentence(["a", " ", "\n ", "new  york", "dog"]) == "A new york dog"
     )  # the public M² has such words
@@ -311,13 +325,31 @@ def test_sentence_follows_the_tokenizer() -> None:
     assert Vocabulary(WORDS, tokenizer="char").sentence([*"一只猫。", "iphone", "x"]) == "一只猫。iphone x"
     assert Vocabulary(WORDS, tokenizer="char").sentence(list("dog")) == "Dog"
     # In other languages than English "i" is a word of its own.
-    assert Vocabulary(WORDS, tokenizer="unicode").sentence(["kot", "i", "pies"]) == "Kot i pies"
+    assert Vocabulary(WORDS, tokenizer="unicode").sentence(["kot", "i", "pies", "<eos>"]) == "Kot i pies"
 
 
 @given(st.lists(st.text()), st.sampled_from(["ptb", "unicode", "char"]))
 def test_sentence_never_raises_and_is_one_clean_line(words: list[str], tokenizer: str) -> None:
     text = join_words(words, tokenizer)
     assert text == " ".join(text.split())
+
+
+@pytest.mark.parametrize("word", sorted(CASED))
+def test_capitals_do_not_change_what_metrics_read(word: str) -> None:
+    for tokens in ([word], ["a", word], ["a", word, "on", "a", word, "'s", "dog"], ["new", word], ["big", word, "x"]):
+        assert ptb_tokenize(join_words(tokens)) == ptb_tokenize(" ".join(tokens))
+        assert ptb_tokenize(full_stop(join_words(tokens))) == ptb_tokenize(" ".join(tokens))
+
+
+ENDINGS = "dog c mr st dr no etc u.s a.m. 5 5.5 t-shirt n't 's % ) & ... .. vs jr inc co ave 1st i x 's' tv".split()
+
+
+@pytest.mark.parametrize("end", ENDINGS)
+def test_the_full_stop_does_not_change_what_metrics_read(end: str) -> None:
+    for tokens in (["a", "dog", end], [end], ["the", "sign", "of", "a", end]):
+        text = join_words(tokens)
+        assert ptb_tokenize(full_stop(text)) == ptb_tokenize(text)
+        assert full_stop(full_stop(text)) == full_stop(text)
 
 
 TOKENS = ["a", "dog", "i", "can", "not", "'", '"', ",", ".", "(", ")", "'s", "n't", "$", "5", "%", "gon", "na", "Café"]

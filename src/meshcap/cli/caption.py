@@ -2,44 +2,56 @@
 
 from __future__ import annotations
 
-import json as json_format
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from meshcap.cli import options
+from meshcap.cli.caption_wishes import Wishes
+from meshcap.cli.caption_wishes import longest as longest  # `meshcap batch` counts words in the same way
 from meshcap.errors import MeshcapError
-
-if TYPE_CHECKING:
-    from meshcap.captioner import Caption, Captioner
-    from meshcap.decoding import Strategy
-    from meshcap.regions import Regions
-
-BATCH = 16  # pictures captioned together: captions begin to appear soon
 
 
 def caption(
     paths: Annotated[
-        list[Path], typer.Argument(help="Pictures, folders of them, or region features (.npy, .npz, .safetensors).")
+        list[Path],
+        typer.Argument(
+            help="Pictures, folders of them, - for one from standard input, or features (.npy, .npz, .safetensors).",
+            show_default=False,
+        ),
     ],
-    model: Annotated[str, typer.Option(help="A model folder, or a name on the Hugging Face hub.")],
-    beams: Annotated[int, typer.Option(min=1, help="Hypotheses of a beam search; 1 is greedy.")] = 5,
+    model: options.Model = "default",
+    recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Also folders inside folders.")] = False,
+    n: Annotated[int, typer.Option("--n", "-n", "--n-best", min=1, help="Captions of each picture.")] = 1,
+    beams: Annotated[
+        int | None,
+        typer.Option("--beams", "--beam", min=1, help="Hypotheses of the search; 1 is greedy.", show_default="5"),
+    ] = None,
     groups: Annotated[int, typer.Option(min=1, help="Groups of beams that avoid each other's words.")] = 1,
     sample: Annotated[bool, typer.Option("--sample", help="Draw words at random instead of searching.")] = False,
     temperature: Annotated[float, typer.Option(help="Of --sample: below 1 bolder, above 1 wilder.")] = 1.0,
     top_k: Annotated[int, typer.Option(min=0, help="Of --sample: among the k likeliest words; 0: all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Of --sample: among the likeliest words that reach p.")] = 1.0,
-    n_best: Annotated[int, typer.Option(min=1, help="Captions of each picture.")] = 1,
-    max_length: Annotated[int, typer.Option(min=1, help="Most words, the end counted as one.")] = 20,
-    min_length: Annotated[int, typer.Option(min=1, help="Fewest words, the end counted as one.")] = 2,
-    length_penalty: Annotated[float, typer.Option(help="Compare scores / length ** this.")] = 0.0,
-    mention: Annotated[
-        list[str] | None, typer.Option(help="Must appear; alternatives by |, as in 'dog|puppy'.")
+    must: Annotated[
+        list[str] | None,
+        typer.Option("--must", "--mention", help="Must appear; alternatives by |, as in 'dog|puppy'."),
     ] = None,
-    avoid: Annotated[list[str] | None, typer.Option(help="Must not appear.")] = None,
+    must_not: Annotated[list[str] | None, typer.Option("--must-not", "--avoid", help="Must not appear.")] = None,
+    max_words: Annotated[
+        int | None, typer.Option(min=1, help="Most words of a caption.", show_default="19, or what the model can say")
+    ] = None,
+    min_words: Annotated[int, typer.Option(min=1, help="Fewest words of a caption.")] = 1,
+    length_penalty: Annotated[float, typer.Option(help="Compare scores / length ** this.")] = 0.0,
     no_repeat_ngram: Annotated[int, typer.Option(min=0, help="No so many words in a row twice.")] = 0,
     good_endings: Annotated[bool, typer.Option("--good-endings", help="Never end in 'a', 'of', 'with' …")] = False,
+    confidence: Annotated[bool, typer.Option("--confidence", help="Also say how far to trust each caption.")] = False,
+    min_confidence: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="Withhold captions that are trusted less.", show_default="none is withheld"),
+    ] = None,
+    show: Annotated[bool, typer.Option("--show", help="Draw the pictures too, in a terminal with colours.")] = False,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     threads: options.Threads = None,
@@ -48,115 +60,58 @@ def caption(
 ) -> None:
     """Write a sentence for each picture.
 
-    A picture that cannot be read is told on stderr, the others are captioned, and the exit code is 2.
+    Of one picture just the sentence; of several a line each: the path, a tab, the sentence. With --json, each line is
+    an object. Pictures that cannot be read are told at the end, on stderr; the others are captioned, and the exit code
+    is 1.
 
-    Example: meshcap caption holiday/*.jpg --model my-captioner --n-best 3
+    Example: meshcap caption photo.jpg holiday/ --n 3
     """
+    from meshcap.cli.caption_sources import sources, told
+
+    if show and json:
+        raise MeshcapError("--show is for people and --json for programs: leave one out")
+    wishes = Wishes(
+        n=n,
+        beams=beams,
+        groups=groups,
+        sample=sample,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        must=tuple(must or ()),
+        must_not=tuple(must_not or ()),
+        max_words=max_words,
+        min_words=min_words,
+        length_penalty=length_penalty,
+        no_repeat_ngram=no_repeat_ngram,
+        good_endings=good_endings,
+    )
+    asked, alone = sources(paths, recursive=recursive)
+
     from meshcap.captioner import Captioner
-    from meshcap.decoding import Beam, DiverseBeam, Sample
+    from meshcap.cli.caption_lines import Lines, draw, watched
+    from meshcap.runtime import Captioner as Exported
+    from meshcap.runtime.facts import is_exported, runtime_of
 
     where, precision = options.apply(device, dtype, threads, seed)
-    strategy: Strategy
-    if sample:
-        if mention:
-            raise MeshcapError("--mention needs a beam search: leave out --sample")
-        strategy = Sample(max(n_best, 1), temperature, top_k, top_p, 0 if seed is None else seed)
-    elif groups > 1:
-        strategy = DiverseBeam(max(beams, n_best), groups, length_penalty=length_penalty)
+    captioner: Any
+    if is_exported(model):
+        captioner = Exported.from_pretrained(model, runtime=runtime_of(model), threads=threads)
     else:
-        strategy = Beam(max(beams, n_best), length_penalty)
-    files = spread(paths)
-    captioner = Captioner.from_pretrained(model, device=where, dtype=precision)
-    wishes: dict[str, Any] = {
-        "strategy": strategy,
-        "n_best": n_best,
-        "max_length": max_length,
-        "min_length": min_length,
-        "mention": [one.split("|") for one in mention or []],
-        "avoid": avoid or [],
-        "no_repeat_ngram": no_repeat_ngram,
-        "good_endings": good_endings,
-    }
-    broken = 0
-    for start in range(0, len(files), BATCH):
-        block = files[start : start + BATCH]
-        regions, readable, complaints = seen(captioner, block)
-        for line in complaints:
-            typer.echo(f"error: {line}", err=True)
-        broken += len(complaints)
-        captions = captioner.describe(regions, **wishes) if regions is not None else []
-        for path, found in zip(readable, captions, strict=True):
-            if json:
-                typer.echo(json_format.dumps({"file": str(path), **as_json(found)}, ensure_ascii=False))
-            else:
-                for one in (found, *found.alternatives):
-                    typer.echo(f"{path}\t{one.confidence:.2f}\t{one.text}")
-    if broken:
-        raise typer.Exit(2)
-
-
-def spread(paths: list[Path]) -> list[Path]:
-    """Files, and the pictures inside folders, by name."""
-    from meshcap.vision.pictures import is_picture_path
-
-    found: list[Path] = []
-    for path in paths:
-        if not path.is_dir():
-            found.append(path)
-        elif inside := sorted(one for one in path.iterdir() if one.is_file() and is_picture_path(one)):
-            found += inside
-        else:
-            raise MeshcapError(f"{path} is a folder without pictures: expected pictures, or a folder of them")
-    return found
-
-
-def seen(captioner: Captioner, files: list[Path]) -> tuple[Regions | None, list[Path], list[str]]:
-    """Regions of what can be read, whose they are, and a line about each of the others."""
-    from meshcap.data.features import SUFFIXES, read_features
-    from meshcap.regions import Regions
-    from meshcap.vision.pictures import read_picture
-
-    precomputed = [path for path in files if path.suffix in SUFFIXES]
-    if precomputed and len(precomputed) < len(files):
-        raise MeshcapError(f"{precomputed[0]} holds region features and others are pictures: expected one kind")
-    if not precomputed and captioner.vision is None:
-        raise MeshcapError(
-            f"this model reads region features and cannot look at {files[0]}: expected {', '.join(SUFFIXES)}"
-        )
-    found: list[Any] = []
-    readable: list[Path] = []
-    complaints: list[str] = []
-    for path in files:
-        try:
-            if precomputed:
-                found.append(read_features(path))
-            else:
-                assert captioner.vision is not None
-                found.append(read_picture(path, at_least=captioner.vision.preprocess.size))
-            readable.append(path)
-        except MeshcapError as error:
-            complaints.append(str(error))
-    if not found:
-        return None, [], complaints
-    if not precomputed:
-        return captioner.look(found), readable, complaints
-    boxes = [b for _, b in found if b is not None]
-    if boxes and len(boxes) < len(found):
-        raise MeshcapError(f"{len(boxes)} of {len(found)} files have boxes: expected all or none")
-    return Regions.collate([features for features, _ in found], boxes or None), readable, complaints
-
-
-def as_json(found: Caption) -> dict[str, Any]:
-    """What a program may want to know of a caption."""
-    told: dict[str, Any] = {
-        "caption": found.text,
-        "confidence": found.confidence,
-        "score": found.score,
-        "words": found.words,
-        "log_probs": found.log_probs,
-        "finished": found.finished,
-        "missing": found.missing,
-    }
-    if found.alternatives:
-        told["alternatives"] = [as_json(one) for one in found.alternatives]
-    return told
+        captioner = Captioner.from_pretrained(model, device=where, dtype=precision)
+    lines = Lines(
+        json=json,
+        alone=alone,
+        confidence=confidence,
+        least=min_confidence,
+        calibrated=captioner.calibration is not None,
+    )
+    # Pictures that are drawn come one by one, so that the time beside each is its own.
+    batch = 1 if show else 64 if where.type == "cuda" else 8
+    with closing(told(captioner, asked, batch, wishes.options(captioner))) as captions:
+        if not (show and draw(captions, lines)):
+            for source, caption_or_error in watched(captions, len(asked)):
+                lines.tell(source, caption_or_error)
+    if lines.close():
+        raise typer.Exit(1)

@@ -14,7 +14,7 @@ from meshcap.errors import MeshcapError
 
 def explain(
     photo: Annotated[Path, typer.Argument(help="A picture.")],
-    model: Annotated[str, typer.Option(help="A model folder, or a name on the Hugging Face hub.")],
+    model: options.Model = "default",
     out: Annotated[
         Path | None, typer.Option(help="A page (.html) or a picture (.png).", show_default="<photo>.explain.html")
     ] = None,
@@ -40,7 +40,7 @@ def explain(
     For each word: how sure the model was, what it would have said instead, where it looked, and what counted. With
     --json, the numbers go to stdout, and a file is written only where --out names one.
 
-    Example: meshcap explain photo.jpg --model my-captioner --caption "a dog on a beach"
+    Example: meshcap explain photo.jpg --caption "a dog on a beach"
     """
     if out is not None and out.suffix.lower() not in (".html", ".htm", ".png"):
         raise MeshcapError(f"--out is {out}, expected a name that ends in .html or .png")

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 DeviceName = Literal["auto", "cpu", "cuda", "mps"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 
+Model = Annotated[
+    str,
+    typer.Option("--model", help="A model folder, a name on the Hugging Face hub, or the one that comes with meshcap."),
+]
 Device = Annotated[
     DeviceName,
     typer.Option("--device", help="Where to compute; auto takes a GPU where there is one."),

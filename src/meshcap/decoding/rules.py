@@ -24,6 +24,7 @@ class Rules:
     no_repeat_ngram: int = 0  # no sequence of this many words twice in a caption; 0: no such rule
     banned: tuple[int, ...] = ()
     bad_endings: tuple[int, ...] = ()  # words after which a caption may not end ("a", "of", "with", …)
+    end_in_time: bool = False  # captions are whole: the last place is for `<eos>` alone, even after a bad ending
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_length <= self.max_length:
@@ -52,9 +53,12 @@ class Rules:
         if self.bad_endings:
             bad = torch.zeros(model.vocab_size, dtype=torch.bool, device=device)
             bad[list(self.bad_endings)] = True
-            judges.append(end_well(bad, model.eos))
+            judges.append(end_well(bad, model.eos, self.max_length if self.end_in_time else None))
         if self.no_repeat_ngram:
             judges.append(no_repeats(self.no_repeat_ngram))
+        if self.end_in_time:
+            others = torch.arange(model.vocab_size, device=device) != model.eos
+            judges.append(end_at(self.max_length, others))
         return judges
 
 
@@ -72,9 +76,19 @@ def at_least(length: int, eos: int) -> Judge:
     return judge
 
 
-def end_well(bad: Tensor, eos: int) -> Judge:
+def end_well(bad: Tensor, eos: int, must_end: int | None) -> Judge:
     def judge(log_probs: Tensor, search: Search) -> None:
-        log_probs[..., eos].masked_fill_(bad[search.last], float("-inf"))
+        ends_badly = bad[search.last]
+        if must_end is not None:
+            ends_badly = ends_badly & (search.step + 1 < must_end)
+        log_probs[..., eos].masked_fill_(ends_badly, float("-inf"))
+
+    return judge
+
+
+def end_at(length: int, others: Tensor) -> Judge:
+    def judge(log_probs: Tensor, search: Search) -> None:
+        log_probs.masked_fill_(others & (search.step + 1 >= length), float("-inf"))
 
     return judge
 

@@ -3,12 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
+
+from meshcap.text.ptb import ptb_tokenize
 
 BRACKETS = {"-lrb-": "(", "-rrb-": ")", "-lsb-": "[", "-rsb-": "]", "-lcb-": "{", "-rcb-": "}", "``": "“", "''": "”"}
 APOSTROPHES = ("'", "\u2019")
 SUFFIXES = {mark + end for mark in APOSTROPHES for end in ("s", "m", "re", "ve", "ll", "d")}
 LEFT_BOUND = {",", ".", "!", "?", ";", ":", "%", ")", "]", "}", "..", "...", "…", "”", "n't", "n\u2019t"} | SUFFIXES
 RIGHT_BOUND = {"(", "[", "{", "“", "$", "£", "€", "¿", "¡"}
+CLOSING = {")", "]", "}", "%", "'", "\u2019"}  # a full stop may follow; quotations bring their own
+# English words with capitals wherever they stand: those that people who caption photographs write so, and no others
+# ("turkey", "may" and "china" mean other things, too).
+CASED = {
+    word.lower(): word
+    for word in """
+    I TV TVs DVD DVDs CD CDs PC SUV SUVs ATV RV RVs ATM BBQ BLT LED USB UK USA U.S. NYC BMW
+    Wii Nintendo Xbox iPod iPods iPad iPads iPhone iPhones
+    African American Americans Asian Asians British Canadian Chinese English European French German Greek Hawaiian
+    Indian Italian Japanese Korean Mexican Siamese Thai Victorian
+    America Australia California Canada Chicago England Europe Italy Japan London Mexico Paris Washington
+    Ben York Christmas Easter Halloween Thanksgiving Santa Claus Obama
+    Monday Tuesday Wednesday Thursday Friday Saturday Sunday
+    """.split()
+}
+NAMES = {("new", "york"), ("new", "england"), ("new", "mexico"), ("big", "ben")}  # the first word has a capital here
 ONE_WORD = {("can", "not"), ("gon", "na"), ("wan", "na"), ("got", "ta"), ("gim", "me"), ("lem", "me")}
 
 
@@ -31,13 +50,31 @@ def join_words(words: Iterable[str], tokenizer: str = "ptb") -> str:
             binds_left |= not (_latin(last) and _latin(word) and len(last) + len(word) > 2)
         elif tokenizer == "ptb":
             binds_left |= (last.lower(), low) in ONE_WORD
-            word = "I" if word == "i" else word
+            if word == low:  # a word that came with capitals keeps its own
+                word = CASED.get(low, word)
+                follows = words[place + 1].lower() if place + 1 < len(words) else ""
+                word = _capital(word) if (low, follows) in NAMES else word
         if capital and any(map(str.isalnum, word)):
-            word, capital = _capital(word), False
+            capital = False
+            word = _capital(word) if word == word.lower() else word  # "iPhone" needs no other
         capital |= word in (".", "!", "?")
         text += word if bound or binds_left else f" {word}"
         bound, last = binds_right, word
     return text
+
+
+def full_stop(text: str, tokenizer: str = "ptb") -> str:
+    """The sentence with its full stop, in English; other languages end theirs in other ways.
+
+    None is added after another mark, nor where it would be read as part of the last word ("vitamin c.").
+    """
+    last = text.rsplit(" ", 1)[-1]
+    return f"{text}." if tokenizer == "ptb" and _takes_a_stop(last) else text
+
+
+@lru_cache(4096)
+def _takes_a_stop(word: str) -> bool:
+    return (word[-1:].isalnum() or word[-1:] in CLOSING) and ptb_tokenize(f"{word}.") == ptb_tokenize(word)
 
 
 def _latin(word: str) -> bool:

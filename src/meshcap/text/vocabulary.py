@@ -22,7 +22,7 @@ from typing import Any
 
 from meshcap.errors import MeshcapError
 from meshcap.files import write_beside
-from meshcap.text.sentence import join_words
+from meshcap.text.sentence import full_stop, join_words
 
 SPECIAL = ("<unk>", "<pad>", "<bos>", "<eos>")
 TOKENIZERS = ("ptb", "unicode", "char")
@@ -203,11 +203,15 @@ class Vocabulary:
         return Coverage(counts.total(), sum(unknown.values()), worst)
 
     def sentence(self, ids_or_words: Iterable[int] | Iterable[str]) -> str:
-        """As a person would write it: capital letter, no gaps before commas, "do n't" as "don't". Adds no full stop."""
+        """As a person would write it: capital letter, no gaps before commas, "do n't" as "don't".
+
+        English ends in a full stop where `<eos>` was said: a caption that was cut off has none.
+        """
         _refuse_string(ids_or_words)
         given: list[Any] = list(ids_or_words)
-        words = self._spoken(given) if all(isinstance(one, str) for one in given) else self.decode(given)
-        return join_words(words, self.tokenizer)
+        words = given if all(isinstance(one, str) for one in given) else [self.word(one) for one in given]
+        text = join_words(self._spoken(words), self.tokenizer)
+        return full_stop(text, self.tokenizer) if SPECIAL[3] in words else text
 
     @staticmethod
     def _spoken(words: Iterable[str]) -> list[str]:
