@@ -71,7 +71,7 @@ def test_it_captions_alike(dtype: torch.dtype, model: Path, tmp_path: Path, caps
         pytest.skip("torch without int8 kernels")
     (tmp_path / "small").mkdir()  # an empty one is filled
     assert call(capsys, model, tmp_path / "small")[0] == 0
-    seen = pictures()
+    seen = pictures(120)  # of a dozen, luck decides: two in ten may differ in 8 bits
     expected, found = (
         Captioner.from_pretrained(folder, dtype=kind).caption(seen, max_length=9)
         for folder, kind in ((model, torch.float32), (tmp_path / "small", dtype))

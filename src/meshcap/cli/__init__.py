@@ -24,12 +24,17 @@ from meshcap.errors import MeshcapError
 # In the order of `meshcap --help`.
 COMMANDS: dict[str, str] = {
     "caption": "meshcap.cli.caption:caption",
+    "batch": "meshcap.cli.batch:batch",
     "explain": "meshcap.cli.explain:explain",
+    "serve": "meshcap.cli.serve:serve",
     "train": "meshcap.cli.train:train",
     "evaluate": "meshcap.cli.evaluate:evaluate",
+    "calibrate": "meshcap.cli.calibrate:calibrate",
+    "blend": "meshcap.cli.blend:blend",
     "data": "meshcap.cli.data:app",
     "import-reference": "meshcap.cli.import_reference:import_reference",
     "quantise": "meshcap.cli.quantise:quantise",
+    "export": "meshcap.cli.export:export",
     "score": "meshcap.cli.score:score",
     "tokenize": "meshcap.cli.tokenize:tokenize",
     "ntm": "meshcap.cli.ntm:ntm",
@@ -37,7 +42,7 @@ COMMANDS: dict[str, str] = {
 }
 
 HELP = "Captions for pictures, with the Meshed-Memory Transformer (M²) and its relatives."
-EXAMPLE = "Example: meshcap caption photo.jpg --model FOLDER"
+EXAMPLE = "Example: meshcap caption photo.jpg"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

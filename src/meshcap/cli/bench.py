@@ -48,6 +48,62 @@ def decode(
     tell("Beam search", rows, where, json)
 
 
+@app.command("caption")
+def caption(
+    model: options.Model = "default",
+    peers: Annotated[
+        bool, typer.Option(help="Measure BLIP-base, GIT-base and ViT-GPT2 too (random weights; needs the extra hf).")
+    ] = True,
+    pictures: Annotated[int, typer.Option(min=1, help="Photos of the folder, 640 × 480 pixels.")] = 64,
+    beams: Annotated[int, typer.Option(min=1, help="Beams.")] = 5,
+    words: Annotated[int, typer.Option(min=2, max=54, help="Words of each caption, its end counted.")] = 12,
+    repeat: Annotated[int, typer.Option(min=1, help="Photos timed one by one; the median counts.")] = 3,
+    dtype: Annotated[
+        list[str] | None,
+        typer.Option(help="float32, bfloat16, float16 or int8; may be given several times.", show_default="(by CPU)"),
+    ] = None,
+    threads: options.Threads = 2,
+    json: options.Json = False,
+) -> None:
+    """Time captions on a CPU, from a cold start to a folder of photos, beside captioners of transformers.
+
+    Example: meshcap bench caption --model my-captioner --no-peers
+    """
+    from dataclasses import asdict
+
+    import torch
+
+    from meshcap.bench.caption import bench_caption, show
+    from meshcap.bench.caption_peers import PEERS
+    from meshcap.bench.measure import machine
+    from meshcap.models.packed import can_pack
+    from meshcap.models.pretrained import folder_of
+
+    folder = folder_of(model)
+    if not folder.is_dir():
+        raise MeshcapError(f"{model} is no model folder here, and only such can be measured: expected one")
+    for one in dtype or []:
+        if one not in ("float32", "bfloat16", "float16", "int8"):
+            raise MeshcapError(f"--dtype is {one!r}, expected float32, bfloat16, float16 or int8")
+    usual = [torch.float32, *(kind for kind in (torch.bfloat16, torch.int8) if can_pack(kind))]
+    where, _ = options.apply("cpu", "auto", threads, None)
+    rows = bench_caption(
+        folder,
+        dtypes=dtype or [str(kind).removeprefix("torch.") for kind in usual],
+        peers=tuple(PEERS) if peers else (),
+        pictures=pictures,
+        beams=beams,
+        words=words,
+        repeat=repeat,
+        threads=torch.get_num_threads(),
+        say=lambda line: typer.echo(line, err=True),
+    )
+    if json:
+        typer.echo(json_format.dumps({"machine": machine(where), "rows": [asdict(row) for row in rows]}))
+    else:
+        show(f"Captions, beam {beams}, {words} words: {machine(where)}", rows)
+
+
 @app.command("train-step")
 def train_step(
     pictures: Pictures = None,
@@ -164,6 +220,47 @@ def score(
     tell("Scores and rewards", rows, where, json)
 
 
+@app.command("runtimes")
+def runtimes(
+    model: Annotated[
+        str | None,
+        typer.Option(help="A model folder or name.", show_default="random weights, as large as the one in the package"),
+    ] = None,
+    pictures: Annotated[
+        list[Path] | None,
+        typer.Option("--picture", help="A picture; may be given several times.", show_default="sixteen drawn scenes"),
+    ] = None,
+    beams: Annotated[int, typer.Option(min=1, help="Beams.")] = 5,
+    repeat: Annotated[int, typer.Option(min=1, help="Captions of each picture; the median counts.")] = 3,
+    threads: options.Threads = 1,
+    seed: options.Seed = 0,
+    json: options.Json = False,
+) -> None:
+    """Caption with torch, onnxruntime and torch.export, in 32 and 8 bits, each in a process of its own.
+
+    Example: meshcap bench runtimes --model my-captioner --picture photo.jpg
+    """
+    from dataclasses import asdict
+
+    from meshcap.bench.measure import machine
+    from meshcap.bench.runtimes import bench_runtimes, show
+
+    where, _ = options.apply("cpu", "auto", threads, seed)
+    rows = bench_runtimes(
+        model,
+        pictures or [],
+        beams=beams,
+        repeat=repeat,
+        threads=threads or 1,
+        seed=seed or 0,
+        say=lambda line: typer.echo(line, err=True),
+    )
+    if json:
+        typer.echo(json_format.dumps({"machine": machine(where), "rows": [asdict(row) for row in rows]}))
+    else:
+        show(f"Runtimes, beam {beams}: {machine(where)}", rows)
+
+
 @app.command("mechanisms")
 def mechanisms(
     data: Annotated[str, typer.Argument(help="Pictures with captions, as for `meshcap train`.")],
@@ -223,6 +320,64 @@ def mechanisms(
         typer.echo(json_format.dumps({"machine": machine(where), "rows": [asdict(row) for row in rows]}))
     else:
         typer.echo((out / PAGE).read_text(encoding="utf-8"))
+
+
+@app.command("serve")
+def serve(
+    model: options.Model = "default",
+    clients: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Clients at once; may be given several times.", show_default="1, 8, 64"),
+    ] = None,
+    requests: Annotated[int, typer.Option(min=1, help="Requests of each row.")] = 400,
+    soak: Annotated[int, typer.Option(min=0, help="Requests of a long run that watches memory.")] = 2000,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    threads: options.Threads = None,
+    json: options.Json = False,
+) -> None:
+    """Time `meshcap serve`: clients at once, with and without captioning their pictures together; then a long run.
+
+    Example: meshcap bench serve --model my-captioner --clients 8 --soak 0
+    """
+    from meshcap.bench.serve import bench_serve, bench_soak, failed
+
+    where, _ = options.apply(device, dtype, threads, None)
+    asked = ["--device", device, "--dtype", dtype, *([] if threads is None else ["--threads", str(threads)])]
+
+    def say(line: str) -> None:
+        typer.echo(line, err=True)
+
+    rows = bench_serve(model, asked, clients=clients or (1, 8, 64), requests=requests, say=say)
+    if soak:
+        rows += bench_soak(model, asked, requests=max(soak, 10), say=say)
+    tell("Serving (time: the median answer)", rows, where, json)
+    failed(rows)
+
+
+@app.command("batch")
+def batch(
+    pictures: Annotated[int, typer.Option(min=64, help="Pictures of a job.")] = 256,
+    beams: Annotated[int, typer.Option(min=1, help="Beams.")] = 5,
+    lanes: Annotated[int, typer.Option(min=1, help="Batches captioned side by side in this process.")] = 2,
+    workers: Annotated[int, typer.Option(min=0, help="Of a Ray cluster of this machine; 0: none.")] = 0,
+    listed: Annotated[int, typer.Option(min=0, help="Also list so many paths; 0: none.")] = 1_000_000,
+    model: Annotated[str | None, typer.Option(help="A model.", show_default="random, of the shipped size")] = None,
+    repeat: Repeat = 3,
+    json: options.Json = False,
+) -> None:
+    """Time whole jobs of `meshcap batch` on this machine's CPU: photos of 640 × 480, in this process and with Ray.
+
+    Example: meshcap bench batch --workers 2
+    """
+    import torch
+
+    from meshcap.bench.batch import bench_batch, bench_listing
+
+    where, _ = options.apply("cpu", "float32", 1, 0)
+    rows = bench_batch(pictures=pictures, beams=beams, lanes=lanes, workers=workers, model=model, repeat=repeat)
+    rows += [bench_listing(listed)] if listed else []
+    tell("Batch", rows, torch.device(where), json)
 
 
 def tell(title: str, rows: list[Row], where: torch.device, json: bool) -> None:

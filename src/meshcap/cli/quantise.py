@@ -29,7 +29,7 @@ def quantise(
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise MeshcapError(f"{out} exists and is not an empty folder: choose another one")
-    from meshcap.captioner import VOCABULARY, Captioner
+    from meshcap.captioner import VOCABULARY, Captioner, load_calibration
     from meshcap.models import load
     from meshcap.models.pretrained import WEIGHTS, find_file, stored
     from meshcap.models.quantised import largest_error
@@ -39,7 +39,8 @@ def quantise(
 
     width: Bits = 8 if bits == "8" else 16
     # Not as Captioner.from_pretrained reads it: weights that are laid out for the CPU cannot be written.
-    captioner = Captioner(load(model), Vocabulary.load(find_file(model, VOCABULARY)), load_vision(model))
+    words = Vocabulary.load(find_file(model, VOCABULARY))
+    captioner = Captioner(load(model), words, load_vision(model), load_calibration(model))
     write_whole(out, captioner, width, card=Path(model) / "README.md")
     before, after, worst = 0, 0, 0.0
     for network, file in ((captioner.model, WEIGHTS), (captioner.vision, f"{FOLDER}/{WEIGHTS}")):

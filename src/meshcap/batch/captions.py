@@ -1,0 +1,173 @@
+"""From blocks of pictures to rows: read ahead by threads, captioned in batches that stay inside a block."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from queue import Empty, Queue
+from threading import Event, Lock, Thread
+from typing import Any
+
+import torch
+
+from meshcap.batch.parts import Row
+from meshcap.batch.pictures import Picture
+from meshcap.captioner import Caption, Captioner
+from meshcap.errors import MeshcapError
+from meshcap.stream import stream
+
+Block = tuple[int, Sequence[Picture]]
+READERS = 4  # threads that fetch members of shards; decoding is the stream's own work
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What rows are to hold, and how they are made."""
+
+    batch: int = 16
+    readers: int | None = None  # threads that read pictures, of each lane
+    words: bool = False  # with the log-probability of each
+    min_confidence: float | None = None  # below it, a picture has no caption
+
+
+class Unreadable:
+    """In the place of a file that could not be opened: reading it says why."""
+
+    def __init__(self, error: MeshcapError):
+        self.error = error
+
+    def read(self) -> bytes:
+        raise self.error
+
+
+def caption_side_by_side(
+    captioner: Captioner, blocks: Iterable[Block], wishes: Wishes, *, lanes: int, threads: int = 1, **options: Any
+) -> Iterator[tuple[int, list[Row]]]:
+    """Rows of each block, in the order in which they get done, by several lanes that share the model.
+
+    Steps of a caption are too small to be cut up for several cores; whole batches are not. A lane computes with
+    `threads` of them, and while it captions, threads of its own read the next pictures.
+    """
+    rest, taking, stop = iter(blocks), Lock(), Event()
+    done: Queue[tuple[int, list[Row]] | BaseException | None] = Queue(maxsize=2 * lanes)
+
+    def take() -> Iterator[Block]:
+        while not stop.is_set():
+            with taking:
+                block = next(rest, None)
+            if block is None:
+                return
+            yield block
+
+    def lane() -> None:
+        torch.set_num_threads(threads)  # of this Python thread
+        try:
+            for one in caption_blocks(captioner, take(), wishes, stop=stop, **options):
+                done.put(one)
+        except BaseException as error:  # told to whoever waits for rows
+            done.put(error)
+        finally:
+            done.put(None)
+
+    running = [Thread(target=lane, name=f"meshcap-lane-{number}") for number in range(lanes)]
+    for thread in running:
+        thread.start()
+    left = lanes
+    try:
+        while left:
+            one = done.get()
+            if isinstance(one, BaseException):
+                raise one
+            if one is None:
+                left -= 1
+            else:
+                yield one
+    finally:
+        stop.set()
+        while any(thread.is_alive() for thread in running):  # and may want to put something down
+            try:
+                done.get(timeout=0.05)
+            except Empty:
+                continue
+
+
+def caption_blocks(
+    captioner: Captioner, blocks: Iterable[Block], wishes: Wishes, *, stop: Event | None = None, **options: Any
+) -> Iterator[tuple[int, list[Row]]]:
+    """Rows of each block, in order. A picture that cannot be read has an `error` instead of a caption.
+
+    All blocks but the last must hold whole batches: then a picture always shares its batch with the same others, and
+    its caption is the same to the last digit, whichever blocks were done before.
+    """
+    rows: list[Row] = []
+    waiting: deque[Block] = deque()
+
+    def pictures() -> Iterator[Picture]:
+        for block in blocks:
+            waiting.append(block)
+            yield from block[1]
+
+    sources = _sources(pictures(), 2 * wishes.batch)
+    captions = stream(captioner, sources, batch=wishes.batch, workers=wishes.readers, **options)
+    try:
+        for _, found in captions:
+            if stop is not None and stop.is_set():
+                return
+            number, members = waiting[0]
+            rows.append(row_of(members[len(rows)], found, wishes))
+            if len(rows) == len(members):
+                waiting.popleft()
+                yield number, rows
+                rows = []
+    finally:
+        captions.close()
+        sources.close()
+
+
+def row_of(picture: Picture, found: Caption | MeshcapError, wishes: Wishes) -> Row:
+    """What the table says of a picture. Of a withheld caption, nothing that gives it away."""
+    if isinstance(found, MeshcapError):
+        # Bytes have no name of their own; the row's reader wants one.
+        text = str(found)
+        return {"path": picture.path, "error": text.replace("the picture", picture.path, 1) if picture.tar else text}
+    least = wishes.min_confidence or 0.0
+    row: Row = {"path": picture.path, "caption": None, "confidence": round(found.confidence, 6)}
+    if found.confidence < least:
+        return row
+    row["caption"] = found.text
+    if wishes.words:
+        row |= {"words": found.words, "log_probs": [round(one, 5) for one in found.log_probs]}
+    others = [one for one in found.alternatives if one.confidence >= least]
+    if others:
+        row["alternatives"] = [{"caption": one.text, "confidence": round(one.confidence, 6)} for one in others]
+    return row
+
+
+def _sources(pictures: Iterator[Picture], ahead: int) -> Generator[Any, None, None]:
+    """What the stream reads: paths, and the content of a shard's members, fetched before it is asked for."""
+
+    def fetch(picture: Picture) -> bytes | Unreadable:
+        source = picture.source()
+        assert source is not None
+        try:
+            return source.read()
+        except MeshcapError as error:
+            return Unreadable(error)
+
+    waiting: deque[str | Future[bytes | Unreadable]] = deque()
+    with ThreadPoolExecutor(READERS, thread_name_prefix="meshcap-shards") as pool:
+        try:
+            for picture in pictures:
+                waiting.append(picture.path if picture.tar is None else pool.submit(fetch, picture))
+                if len(waiting) > ahead:
+                    yield _ready(waiting.popleft())
+            while waiting:
+                yield _ready(waiting.popleft())
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _ready(one: str | Future[bytes | Unreadable]) -> Any:
+    return one if isinstance(one, str) else one.result()

@@ -1,0 +1,236 @@
+"""From what a person names (folders, patterns, tar shards, lists of paths) to pictures, each once, in order."""
+
+from __future__ import annotations
+
+import csv
+import glob
+import hashlib
+import mmap
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from meshcap.data.locate import PICTURES, expand_braces
+from meshcap.data.shards import TarSource, members
+from meshcap.errors import MeshcapError
+
+LISTS = (".csv", ".tsv", ".parquet", ".txt")
+COLUMNS = ("path", "image", "file", "filename", "file_name", "image_path", "file_path")
+
+
+class Picture(NamedTuple):
+    """A file, or a member of a tar shard by its place. Small, and plain enough to travel to other machines."""
+
+    path: str  # as the person wrote it; shard.tar:member inside a shard
+    tar: str | None = None
+    offset: int = 0
+    size: int = 0
+
+    def source(self) -> TarSource | None:
+        """Where a member of a shard is read from; None: a file of its own."""
+        return None if self.tar is None else TarSource(Path(self.tar), self.offset, self.size, self.member)
+
+    @property
+    def member(self) -> str:
+        return "" if self.tar is None else self.path[len(self.tar) + 1 :]
+
+    @property
+    def key(self) -> str:
+        """The same for two ways of writing the same place."""
+        return os.path.abspath(self.path) if self.tar is None else f"{os.path.abspath(self.tar)}:{self.member}"
+
+    def below(self, folder: Path, suffix: str = "") -> Path:
+        """Its place in a folder of results: the path as it was written, so that no two pictures meet."""
+        path = self.path if self.tar is None else os.path.join(os.path.splitext(self.tar)[0], self.member)
+        path = os.path.normpath(path)
+        if path.startswith(".."):
+            path = os.path.abspath(path)
+        # A member's name is a stranger's: "..", even in its middle, must not lead out of the folder.
+        parts = [part for part in Path(path).parts if part not in ("..", Path(path).anchor)]
+        return folder.joinpath(*parts[:-1], parts[-1] + suffix)
+
+
+@dataclass(frozen=True)
+class Share:
+    """One of several jobs that split the work among them without talking: `3/8` is the third of eight.
+
+    Whole tars go around in order; any other picture belongs to the job that a hash of its path names.
+    """
+
+    number: int = 1
+    of: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> Share:
+        found = re.fullmatch(r"(\d+)/(\d+)", text)
+        if not found or not 1 <= int(found[1]) <= int(found[2]):
+            raise MeshcapError(f"--shard is {text!r}, expected a number and how many there are, as in 3/8")
+        return cls(int(found[1]), int(found[2]))
+
+    def has_tar(self, count: int) -> bool:
+        return count % self.of == self.number - 1
+
+    def has(self, key: str) -> bool:
+        if self.of == 1:
+            return True
+        digest = hashlib.blake2b(key.encode("utf-8", "surrogateescape"), digest_size=8).digest()
+        return int.from_bytes(digest, "big") % self.of == self.number - 1
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
+
+
+def list_pictures(
+    inputs: Sequence[str], *, column: str | None = None, share: Share | None = None, copies: Path | None = None
+) -> list[Picture]:
+    """Every picture once, in the order of the inputs; a folder's by name, with those of its folders.
+
+    Args:
+        inputs: pictures, folders, patterns (`**`, `{0..9}`), tar shards, and lists of paths (CSV, TSV, Parquet, or
+            one a line in a .txt), whose relative paths start from the list's own folder.
+        column: of lists: the one with the paths; `path`, `image`, `file_name` and the like unless told.
+        share: only the pictures of this job.
+        copies: a folder that is left out: copies of these very pictures will be in it.
+
+    Raises:
+        MeshcapError: an input is not there, holds no pictures, or is a list without paths.
+    """
+    share = share or Share()
+    hidden = None if copies is None else os.path.join(os.path.abspath(copies), "")
+    pictures: dict[str, Picture] = {}  # by key
+    tars: dict[str, None] = {}  # seen so far
+    for name in inputs:
+        found = False
+        for path in _spread(name, column):
+            if hidden is not None and os.path.abspath(path).startswith(hidden):
+                continue
+            found = True
+            if not path.lower().endswith(".tar"):
+                picture = Picture(path)
+                if share.has(picture.key):
+                    pictures.setdefault(picture.key, picture)
+            elif os.path.abspath(path) not in tars:
+                count = len(tars)
+                tars[os.path.abspath(path)] = None
+                if share.has_tar(count):
+                    for picture in _in_tar(path):
+                        pictures.setdefault(picture.key, picture)
+        if not found and hidden is not None and os.path.join(os.path.abspath(name), "").startswith(hidden):
+            raise MeshcapError(f"{name} is inside --out, where copies go: give another folder, or --in-place")
+        if not found:
+            raise MeshcapError(f"{name} holds no pictures: expected pictures, tar shards or a list of paths")
+    return list(pictures.values())
+
+
+def _spread(name: str, column: str | None) -> Iterator[str]:
+    if os.path.isdir(name):
+        yield from _in_folder(name)
+        return
+    paths = [name]
+    if not os.path.lexists(name):
+        paths = []
+        for pattern in expand_braces(name):
+            if glob.has_magic(pattern):
+                paths += sorted(glob.glob(pattern, recursive=True))
+            elif os.path.lexists(pattern):
+                paths.append(pattern)
+        if not paths:
+            raise MeshcapError(f"{name} is not there, expected pictures, a folder, a pattern, tar shards or a list")
+    for path in paths:
+        if os.path.isdir(path):
+            if "**" not in name:  # that pattern names what is inside by itself
+                yield from _in_folder(path)
+        elif path.lower().endswith(LISTS) and name.lower().endswith(LISTS):  # photos/* may meet texts beside pictures
+            yield from _in_list(Path(path), column)
+        elif path == name or path.lower().endswith((".tar", *PICTURES)):
+            yield path
+
+
+def _in_folder(folder: str) -> Iterator[str]:
+    def stop(error: OSError) -> None:
+        raise MeshcapError(f"{error.filename} cannot be read: {error.strerror or error}") from error
+
+    for where, folders, files in os.walk(folder, onerror=stop):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(files):
+            if name.lower().endswith((".tar", *PICTURES)) and not name.startswith("."):
+                yield os.path.join(where, name)
+
+
+def _in_tar(path: str) -> Iterator[Picture]:
+    try:
+        with open(path, "rb") as file:
+            if not file.seek(0, 2):
+                raise MeshcapError(f"{path} is empty, expected a tar shard")
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                for member in members(Path(path), content):
+                    if member.name.lower().endswith(PICTURES) and not os.path.basename(member.name).startswith("."):
+                        yield Picture(f"{path}:{member.name}", path, member.offset, member.size)
+    except OSError as error:
+        raise MeshcapError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _in_list(path: Path, column: str | None) -> Iterator[str]:
+    rows = _parquet(path, column) if path.suffix.lower() == ".parquet" else _lines(path, column)
+    folder = path.parent
+    for text in rows:
+        if text:
+            yield text if os.path.isabs(text) else str(folder / text)
+
+
+def _lines(path: Path, column: str | None) -> Iterator[str]:
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            if path.suffix.lower() == ".txt":
+                yield from (line.strip("\r\n") for line in file)
+                return
+            rows = csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
+            place = _column(path, next(rows, []), column)
+            for row in rows:
+                if len(row) > place:
+                    yield row[place].strip()
+                elif row:
+                    raise MeshcapError(f"{path}: line {rows.line_num} has {len(row)} fields, expected a path in each")
+    except OSError as error:
+        raise MeshcapError(f"{path} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError:
+        raise MeshcapError(f"{path} is not UTF-8 text, expected a list of paths") from None
+    except csv.Error as error:
+        raise MeshcapError(f"{path} is not CSV ({error}), expected a list of paths") from None
+
+
+def _parquet(path: Path, column: str | None) -> Iterator[str]:
+    parquet = need_pyarrow(path)
+    try:
+        with parquet.ParquetFile(path) as file:
+            name = file.schema_arrow.names[_column(path, file.schema_arrow.names, column)]
+            for batch in file.iter_batches(columns=[name]):
+                for value in batch.column(0).to_pylist():
+                    if not isinstance(value, str | None):
+                        raise MeshcapError(f"{path}: {name} has {type(value).__name__} values, expected paths")
+                    yield value or ""
+    except (OSError, ValueError) as error:
+        if isinstance(error, MeshcapError):
+            raise
+        raise MeshcapError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
+
+
+def _column(path: Path, header: Sequence[str], column: str | None) -> int:
+    for name in COLUMNS if column is None else (column,):
+        if name in header:
+            return header.index(name)
+    there = ", ".join(header) or "none"
+    wanted = f"a column {column}" if column else f"one of {', '.join(COLUMNS)}, or --column"
+    raise MeshcapError(f"{path} has the columns {there}: expected {wanted}")
+
+
+def need_pyarrow(path: Path):  # type: ignore[no-untyped-def]  # a module that may not be installed
+    """pyarrow's Parquet part, or a line that says how to get it."""
+    try:
+        from pyarrow import parquet
+    except ImportError:
+        raise MeshcapError(f"{path} is Parquet, which needs another package: pip install pyarrow") from None
+    return parquet

@@ -1,0 +1,168 @@
+"""The same job on a Ray cluster, through Ray Data: an actor for each worker, with a model of its own.
+
+Blocks stream through the actors and back to this process, which hands them in as a local job does. Ray starts an actor
+that died again and repeats what it was doing. Pictures are read where they are captioned: every machine must see them
+under the same path.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from meshcap.batch.parts import Row
+from meshcap.batch.pictures import Picture
+from meshcap.errors import FailedError, MeshcapError
+
+TOGETHER = 8  # blocks that an actor takes at once: reading ahead begins anew with each
+CLIENT_PORT = 10_001  # of ray://HOST
+PATIENCE = 10  # seconds that a cluster may take to answer
+QUIET = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that a worker needs to know to caption as this process would. Plain values: it travels."""
+
+    model: str
+    device: str
+    dtype: str
+    wishes: dict[str, Any]
+    options: dict[str, Any] = field(default_factory=dict)  # of `Captioner.describe`, but the strategy
+    beams: int = 5
+    length_penalty: float = 0.0
+    threads: int = 1
+    folder: str = "."  # that relative paths start from
+
+
+class Worker:
+    """Captions blocks, inside an actor."""
+
+    def __init__(self, recipe: dict[str, Any]):
+        import torch
+
+        from meshcap.batch.captions import Wishes
+        from meshcap.captioner import Captioner
+        from meshcap.decoding import Beam
+
+        self.recipe = Recipe(**recipe)
+        try:
+            os.chdir(self.recipe.folder)  # an actor is a process of its own
+        except OSError as error:
+            raise MeshcapError(f"{self.recipe.folder} is not there on a machine of the cluster: {error}") from error
+        torch.set_num_threads(self.recipe.threads)
+        self.wishes = Wishes(**self.recipe.wishes)
+        self.strategy = Beam(self.recipe.beams, self.recipe.length_penalty)
+        precision = self.recipe.dtype
+        if precision == "auto":
+            fits = self.recipe.device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+            precision = "bfloat16" if fits else "float32"
+        self.captioner = Captioner.from_pretrained(
+            self.recipe.model, device=self.recipe.device, dtype=getattr(torch, precision)
+        )
+
+    def __call__(self, batch: Mapping[str, Any]) -> Iterator[dict[str, list[Any]]]:
+        from meshcap.batch.captions import caption_blocks
+
+        blocks = [
+            (int(number), [Picture(*one) for one in json.loads(pictures)])
+            for number, pictures in zip(batch["block"], batch["pictures"], strict=True)
+        ]
+        # Whole batches to a block: the one that may be shorter goes last.
+        blocks.sort()
+        for number, rows in caption_blocks(
+            self.captioner, blocks, self.wishes, strategy=self.strategy, **self.recipe.options
+        ):
+            yield {"block": [number], "rows": [json.dumps(rows)]}
+
+
+def connect(address: str | None, *, cpus: int | None = None) -> None:
+    """Join a cluster (`auto`, `HOST:PORT`, `ray://HOST:PORT`), or make one of this machine alone.
+
+    Args:
+        cpus: that a cluster of this machine shall think it has; as many as there are unless told.
+
+    Raises:
+        MeshcapError: Ray is not installed, or nobody answers.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to anybody
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # what goes wrong comes back as an exception
+    try:
+        import ray
+        import ray.data
+    except ImportError:
+        raise MeshcapError("--ray needs another package: pip install 'meshcap[scale]'") from None
+    logging.getLogger("ray.data").setLevel(logging.ERROR)  # progress is told by ourselves
+    if ray.is_initialized():
+        return
+    if address is not None and ":" in address:
+        _knock(address)
+    try:
+        if address in (None, "local"):
+            ray.init(address="local", num_cpus=cpus, _node_ip_address="127.0.0.1", **QUIET)
+        else:
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        where = address or "here"
+        raise FailedError(f"no Ray cluster answers at {where}: {str(error).splitlines()[0]}") from error
+
+
+def _knock(address: str) -> None:
+    """Ray itself asks for minutes before it gives up."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        socket.create_connection((host or port, int(port) if host else CLIENT_PORT), timeout=PATIENCE).close()
+    except (OSError, ValueError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise FailedError(f"no Ray cluster answers at {address}: {reason}") from error
+
+
+def has_gpu() -> bool:
+    """Whether the cluster that `connect` found has one."""
+    import ray
+
+    return bool(ray.cluster_resources().get("GPU", 0) >= 1)
+
+
+def caption_blocks_with_ray(
+    recipe: Recipe, blocks: Sequence[tuple[int, Sequence[Picture]]], *, workers: int | None = None
+) -> Iterator[tuple[int, list[Row]]]:
+    """Rows of each block, as they come back from the cluster that `connect` found.
+
+    Args:
+        workers: actors, each with a model: one a GPU, or as many as there are CPUs for, unless told.
+    """
+    import ray
+
+    on_gpu = recipe.device == "cuda"
+    there = ray.cluster_resources()
+    fits = int(there.get("GPU", 0)) if on_gpu else int(there.get("CPU", 1)) // recipe.threads
+    workers = max(1, min(workers or fits, len(blocks)))
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False  # there is one of our own
+    together = max(1, min(TOGETHER, len(blocks) // (workers * 4)))
+    items = [{"block": number, "pictures": json.dumps(pictures)} for number, pictures in blocks]
+    dataset = ray.data.from_items(items, override_num_blocks=-(-len(items) // together)).map_batches(
+        Worker,
+        fn_constructor_args=(asdict(recipe),),
+        batch_size=together,
+        compute=ray.data.ActorPoolStrategy(size=workers),
+        num_cpus=None if on_gpu else recipe.threads,
+        num_gpus=1 if on_gpu else None,
+    )
+    try:
+        for row in dataset.iter_rows():
+            yield int(row["block"]), json.loads(row["rows"])
+    except (ray.exceptions.RayError, RuntimeError) as error:
+        raise FailedError(f"the Ray cluster gave up: {_reason(error)}") from error
+
+
+def _reason(error: BaseException) -> str:
+    """The last line of what went wrong on the other side: the first ones are its traceback."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

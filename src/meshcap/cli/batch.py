@@ -1,0 +1,289 @@
+"""`meshcap batch`."""
+
+from __future__ import annotations
+
+import glob
+import json as json_format
+import os
+import re
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from meshcap.cli import options
+from meshcap.errors import MeshcapError
+
+if TYPE_CHECKING:
+    from meshcap.batch.parts import Row
+    from meshcap.batch.pictures import Picture
+    from meshcap.captioner import Captioner
+
+NAMED = 10  # broken pictures that are named, where a file lists them all
+BATCHES = 4  # of a block: what is lost at most when a job is killed, times the blocks in work
+LANES = 8  # that share a model: more would wait for Python's one lock; --ray has none
+ADDRESS = re.compile(r"auto|local|ray://.+|[\w.-]+:\d+")
+
+
+def batch(
+    inputs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="IN...",
+            help="Pictures, folders, patterns, tar shards, or lists of paths (.csv, .tsv, .parquet, .txt).",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="A .jsonl, .csv or .parquet file, or a folder.", show_default="none")
+    ] = None,
+    model: options.Model = "default",
+    sidecar: Annotated[
+        bool, typer.Option("--sidecar", help="Also PICTURE.txt beside each picture, or inside the folder --out.")
+    ] = False,
+    write_exif: Annotated[bool, typer.Option("--write-exif", help="ImageDescription into JPEG.")] = False,
+    write_xmp: Annotated[
+        bool, typer.Option("--write-xmp", help="dc:description into JPEG and PNG, else PICTURE.EXT.xmp.")
+    ] = False,
+    write_iptc: Annotated[bool, typer.Option("--write-iptc", help="Caption into JPEG.")] = False,
+    html: Annotated[
+        list[str] | None, typer.Option(help="Pages, or a pattern: fill in what pictures lack as alt.")
+    ] = None,
+    in_place: Annotated[
+        bool, typer.Option("--in-place", help="Change pictures and pages themselves, not copies in --out.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace texts and descriptions that are there.")
+    ] = False,
+    overwrite_alt: Annotated[
+        bool, typer.Option("--overwrite-alt", help="Of --html: replace texts that are there, but alt=''.")
+    ] = False,
+    n: Annotated[int, typer.Option("--n", "-n", "--n-best", min=1, help="Captions of each picture.")] = 1,
+    beams: Annotated[
+        int, typer.Option("--beams", "--beam", min=1, help="Hypotheses of a beam search; 1 is greedy.")
+    ] = 5,
+    must: Annotated[
+        list[str] | None, typer.Option("--must", "--mention", help="Must appear; alternatives by |, as in 'dog|puppy'.")
+    ] = None,
+    must_not: Annotated[list[str] | None, typer.Option("--must-not", "--avoid", help="Must not appear.")] = None,
+    max_words: Annotated[
+        int | None, typer.Option(min=1, help="Most words of a caption.", show_default="19, or what the model can say")
+    ] = None,
+    min_words: Annotated[int, typer.Option(min=1, help="Fewest words of a caption.")] = 1,
+    length_penalty: Annotated[float, typer.Option(help="Compare scores / length ** this.")] = 0.0,
+    no_repeat_ngram: Annotated[int, typer.Option(min=0, help="No so many words in a row twice.")] = 0,
+    good_endings: Annotated[bool, typer.Option("--good-endings", help="Never end in 'a', 'of', 'with' …")] = False,
+    min_confidence: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="Withhold captions that are trusted less.", show_default="none is withheld"),
+    ] = None,
+    log_probs: Annotated[bool, typer.Option("--log-probs", help="Also each word's log-probability.")] = False,
+    column: Annotated[
+        str | None, typer.Option(help="Of lists: the column with the paths.", show_default="path, image, file_name …")
+    ] = None,
+    shard: Annotated[
+        str | None, typer.Option(help="Only this share of the pictures, as 3/8.", show_default="all")
+    ] = None,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="On a Ray cluster: --ray ADDRESS (auto, ray://HOST:PORT), or here.")
+    ] = False,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Of --ray: models at work.", show_default="one a GPU, or a CPU")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Pictures captioned together.", show_default="16; 128 on a GPU")
+    ] = None,
+    readers: Annotated[
+        int | None, typer.Option(min=1, help="Threads that read pictures.", show_default="one a CPU")
+    ] = None,
+    restart: Annotated[bool, typer.Option("--restart", help="Forget what was done before.")] = False,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    threads: options.Threads = None,
+    json: options.Json = False,
+) -> None:
+    """Caption a million pictures. Killed, it goes on where it was when called again.
+
+    Pictures that cannot be read are listed in OUT.errors.jsonl, the others are captioned, and the exit code is 1.
+
+    Example: meshcap batch photos/ 'shards/*.tar' --out captions.parquet
+    """
+    from meshcap.batch.deliver import KINDS, Delivery
+    from meshcap.batch.job import errors_file, fill_pages, finish, run, state_folder, weights_of
+    from meshcap.batch.pages import pictures_of
+    from meshcap.batch.parts import JOB, PAGES, Parts, fingerprint
+    from meshcap.batch.parts import restart as forget
+    from meshcap.batch.pictures import Picture, Share, list_pictures
+    from meshcap.batch.progress import progress
+
+    names, address = _address(inputs or [], ray)
+    share = Share() if shard is None else Share.parse(shard)
+    kinds = tuple(kind for kind, asked in zip(KINDS, (write_exif, write_xmp, write_iptc), strict=True) if asked)
+    table, folder = _places(out)
+    if not names and not html:
+        raise MeshcapError("nothing to caption: name pictures, folders, tar shards, lists of paths or --html pages")
+    if (kinds or html) and not in_place and folder is None:
+        raise MeshcapError("pictures and pages are changed only if told: give --in-place, or --out FOLDER for copies")
+    if table is None and not (sidecar or kinds or html):
+        raise MeshcapError("nowhere to write to: give --out FILE.jsonl (or .csv, .parquet, a folder), or --sidecar")
+    if html and shard is not None:
+        raise MeshcapError("--shard splits pictures, and a page is filled in by one job: leave one out")
+    if max_words is not None and min_words > max_words:
+        raise MeshcapError(f"--min-words is {min_words} and --max-words is {max_words}: expected no more than that")
+
+    copies = None if in_place or folder is None or not kinds else folder
+    pages = _pages(html or [])
+    pictures = list_pictures(names, column=column, share=share, copies=copies)
+    state = state_folder(table, fingerprint([*pictures, *map(Picture, pages)]))
+    if not restart and table is not None and table.exists() and not (state / JOB).exists():
+        raise MeshcapError(
+            f"{table} is there, and no job that wrote it: give another --out, or --restart to replace it"
+        )
+    delivery = Delivery(sidecar, kinds, None if in_place else folder, overwrite)
+    delivery.check(pictures)
+
+    from meshcap.batch.captions import Wishes, caption_side_by_side
+    from meshcap.batch.ray_job import Recipe, caption_blocks_with_ray, connect, has_gpu
+    from meshcap.captioner import Captioner
+    from meshcap.cli.caption import longest
+    from meshcap.decoding import Beam
+
+    if ray:
+        connect(address, cpus=None if workers is None else workers * (threads or 1))
+        on_gpu = device in ("auto", "cuda") and has_gpu()
+        where, precision = options.apply("cpu", "float32", 1, None)  # of this process, which only tries
+    else:
+        where, precision = options.apply(device, dtype, 1, None)  # threads are shared out among lanes, below
+        on_gpu = where.type == "cuda"
+    captioner = Captioner.from_pretrained(model, device=where, dtype=precision)
+    saying: dict[str, Any] = {
+        "n_best": n,
+        "max_length": longest(captioner, max_words, min_words),
+        "min_length": min_words + 1,  # the end is counted
+        "mention": [one.split("|") for one in must or []],
+        "avoid": must_not or [],
+        "no_repeat_ngram": no_repeat_ngram,
+        "good_endings": good_endings,
+    }
+    strategy = Beam(max(beams, n), length_penalty)
+    _try(captioner, {"strategy": strategy, **saying})
+
+    if restart:  # only now, when nothing is wrong with the new one
+        forget(state)
+    if pages:
+        there = {picture.key for picture in pictures}
+        wanted = pictures_of(pages, overwrite=overwrite_alt, remember=state / PAGES)
+        pictures += [picture for picture in wanted if picture.key not in there]
+        delivery.check(pictures)
+    cpus = threads or os.cpu_count() or 1
+    lanes = 1 if where.type != "cpu" or ray else min(cpus, LANES)
+    wishes = Wishes(
+        batch_size or (128 if on_gpu else 16), max(1, (readers or cpus) // lanes), log_probs, min_confidence
+    )
+
+    def caption(blocks: Sequence[tuple[int, Sequence[Picture]]]) -> Iterable[tuple[int, list[Row]]]:
+        if not ray:
+            return caption_side_by_side(
+                captioner, blocks, wishes, lanes=lanes, threads=max(1, cpus // lanes), strategy=strategy, **saying
+            )
+        recipe = Recipe(
+            model,
+            "cuda" if on_gpu else "cpu",
+            dtype,
+            asdict(wishes) | {"readers": readers},
+            saying,
+            max(beams, n),
+            length_penalty,
+            threads or 1,
+            os.getcwd(),
+        )
+        return caption_blocks_with_ray(recipe, blocks, workers=workers)
+
+    job = {
+        "model": weights_of(model), "dtype": dtype, "batch": wishes.batch, "beams": beams, "shard": str(share),
+        "length_penalty": length_penalty, "log_probs": log_probs, "min_confidence": min_confidence, **saying,
+    }  # fmt: skip
+    with Parts(state, pictures, job, block=wishes.batch * BATCHES) as parts:
+        if parts.done is None:
+            done = len(pictures) - sum(len(parts.pictures_of(block)) for block in parts.to_do())
+            with progress(len(pictures), done) as tell:
+                run(parts, caption, delivery, tell)
+            counts = finish(parts, table, words=log_probs, alternatives=n > 1)
+            if pages:
+                counts["alts"] = fill_pages(parts, pages, None if in_place else folder, overwrite=overwrite_alt)
+            parts.finish(counts)
+        elif table is not None and not table.exists():
+            raise MeshcapError(f"{table} was written and is gone: give --restart to make it again")
+        _tell(parts.done or {}, table, errors_file(state, table), json)
+        if table is None:
+            shutil.rmtree(state, ignore_errors=True)
+    if parts.done and parts.done["errors"]:
+        raise typer.Exit(1)
+
+
+def _address(inputs: list[str], ray: bool) -> tuple[list[str], str | None]:
+    """Inputs, and the cluster's address among them: an option takes a value always or never, and --ray may stand
+    alone. A file of that name is a file."""
+    if not ray:
+        return inputs, None
+    addresses = [name for name in inputs if ADDRESS.fullmatch(name) and not os.path.lexists(name)]
+    if len(addresses) > 1:
+        raise MeshcapError(f"{' and '.join(addresses)} are addresses of Ray clusters: expected one")
+    return [name for name in inputs if name not in addresses], addresses[0] if addresses else None
+
+
+def _places(out: Path | None) -> tuple[Path | None, Path | None]:
+    """The table, and the folder for texts, copies and pages, where there is one."""
+    from meshcap.batch.tables import SUFFIXES, check_table
+
+    if out is None:
+        return None, None
+    if out.is_dir() or not out.suffix:
+        return out / "captions.jsonl", out
+    if out.suffix not in SUFFIXES:
+        raise MeshcapError(f"--out is {out}, expected a folder or a name that ends in {', '.join(SUFFIXES)}")
+    check_table(out)
+    return out, None
+
+
+def _pages(names: Sequence[str]) -> list[str]:
+    """Pages by name or by pattern, each once."""
+    found: dict[str, None] = {}
+    for name in names:
+        paths = [name] if os.path.isfile(name) else sorted(filter(os.path.isfile, glob.glob(name, recursive=True)))
+        if not paths:
+            raise MeshcapError(f"--html is {name}, and there is no such page")
+        found |= dict.fromkeys(paths)
+    return list(found)
+
+
+def _try(captioner: Captioner, options: dict[str, Any]) -> None:
+    """One grey picture, so that options without sense are told before a cluster works or a file is written."""
+    from PIL import Image
+
+    captioner.caption(Image.new("RGB", (64, 64), "grey"), **options)
+
+
+def _tell(counts: dict[str, int], table: Path | None, errors: Path, json: bool) -> None:
+    """What came of it on stdout; on stderr, the first of what could not be captioned, or all that no file lists."""
+    broken = counts.get("errors", 0)
+    if broken:
+        with open(errors, encoding="utf-8", errors="surrogateescape") as file:
+            for line in islice(file, None if table is None else NAMED):
+                typer.echo(f"error: {' '.join(json_format.loads(line)['error'].split())}", err=True)
+        if table is not None and broken > NAMED:
+            typer.echo(f"error: {broken - NAMED:,} more, all in {errors}", err=True)
+    if json:
+        files = {"out": None, "errors_file": None} if table is None else {
+            "out": str(table), "errors_file": str(errors) if broken else None,
+        }  # fmt: skip
+        typer.echo(json_format.dumps(counts | files, ensure_ascii=False))
+        return
+    said = [f"{counts['captions']:,} caption{'s' * (counts['captions'] != 1)}"]
+    said += [f"{counts['withheld']:,} withheld"] if counts["withheld"] else []
+    said += [f"{counts['alts']:,} written into pages"] if "alts" in counts else []
+    said += [f"{broken:,} error{'s' * (broken != 1)}" + (f" ({errors})" if table else "")] if broken else []
+    typer.echo(f"{table}: {', '.join(said)}" if table else ", ".join(said))

@@ -1,0 +1,99 @@
+"""`meshcap serve`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from meshcap.cli import options
+from meshcap.errors import MeshcapError
+
+KEYS = "MESHCAP_API_KEYS"
+
+
+def serve(
+    model: Annotated[str, typer.Option(help="A model folder, or a name on the Hugging Face hub.")] = "default",
+    host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 is open to every network.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
+    batch: Annotated[int, typer.Option(min=1, help="Most pictures captioned together.")] = 32,
+    wait_ms: Annotated[float, typer.Option(min=0, max=1000, help="Milliseconds to wait for company.")] = 5.0,
+    queue: Annotated[int, typer.Option(min=1, help="Most pictures inside; others are told to come back.")] = 256,
+    max_mb: Annotated[float, typer.Option(min=0.001, help="Most megabytes of a request.")] = 32.0,
+    max_megapixels: Annotated[float, typer.Option(min=0.001, help="Most megapixels of a picture.")] = 64.0,
+    max_pictures: Annotated[int, typer.Option(min=1, help="Most pictures of a request.")] = 32,
+    max_seconds: Annotated[float, typer.Option(min=0.1, help="Most seconds of a request.")] = 60.0,
+    api_keys: Annotated[
+        Path | None, typer.Option(help=f"File of keys, one a line; or {KEYS}, with spaces between.")
+    ] = None,
+    cors: Annotated[list[str] | None, typer.Option(help="Another site whose pages may ask.")] = None,
+    allow_urls: Annotated[bool, typer.Option("--allow-urls", help="Fetch pictures from public web addresses.")] = False,
+    log: Annotated[bool, typer.Option("--log", help="Write a line for each request.")] = False,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    threads: options.Threads = None,
+) -> None:
+    """Caption pictures over HTTP, with a page to try it at /.
+
+    Example: meshcap serve --model my-captioner --port 8000
+    """
+    try:
+        from meshcap.serving.app import create_app
+        from meshcap.serving.server import is_loopback, listen, run
+    except ImportError as error:
+        if error.name and error.name.startswith("meshcap"):
+            raise
+        raise MeshcapError(f"serving needs {error.name}, which is missing: pip install 'meshcap[serve]'") from error
+    from meshcap.captioner import Captioner
+    from meshcap.serving.fetch import Fetcher
+    from meshcap.serving.limits import MIB, Limits
+    from meshcap.serving.service import Service
+
+    limits = Limits(
+        bytes=int(max_mb * MIB),
+        pixels=int(max_megapixels * 1e6),
+        pictures=min(max_pictures, queue),
+        seconds=max_seconds,
+        queue=queue,
+        batch=batch,
+        wait=wait_ms / 1000,
+    )
+    keys = read_keys(api_keys)
+    for origin in cors or []:
+        if origin != "*" and (not origin.startswith(("http://", "https://")) or origin.count("/") != 2):
+            raise MeshcapError(f"--cors is {origin!r}, expected an origin such as https://example.org")
+    at = listen(host, port)  # before the model is read: a taken port is told at once
+    where, precision = options.apply(device, dtype, threads, None)
+    captioner = Captioner.from_pretrained(model, device=where, dtype=precision)
+    name = Path(model).name or model
+    service = Service(captioner, name, limits, Fetcher(limits.bytes) if allow_urls else None)
+    if not is_loopback(host) and not keys:
+        typer.echo(f"warning: {host} is open to others and no API keys are set", err=True)
+    shown, number = at.getsockname()[:2]
+    address = f"[{shown}]" if ":" in shown else shown
+    run(
+        create_app(service, keys=keys, origins=cors or []),
+        at,
+        seconds=max_seconds,
+        log=log,
+        ready=lambda: typer.echo(f"{name} listens at http://{address}:{number}/ (Ctrl-C stops it)"),
+    )
+
+
+def read_keys(path: Path | None) -> list[str]:
+    """From a file and the environment: never from the command line, which every user of a machine can read."""
+    keys = os.environ.get(KEYS, "").split()
+    if path is not None:
+        try:
+            keys += path.read_text(encoding="utf-8").split()
+        except (OSError, UnicodeDecodeError) as error:
+            raise MeshcapError(
+                f"{path} cannot be read: {getattr(error, 'strerror', None) or 'it is no text'}"
+            ) from error
+        if not keys:
+            raise MeshcapError(f"{path} holds no key: expected one a line")
+    if any(len(key) < 16 for key in keys):
+        raise MeshcapError("an API key has less than 16 signs: expected a long random one")
+    return keys

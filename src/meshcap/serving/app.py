@@ -1,0 +1,243 @@
+"""The door: FastAPI's routes, keys, headers, and errors that are one sentence."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from importlib.resources import files
+from typing import Any
+
+import torch
+from fastapi import FastAPI, Request
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+import meshcap
+from meshcap.errors import FailedError, MeshcapError
+from meshcap.serving import metrics
+from meshcap.serving.answers import Answer, Refused, error_told, told
+from meshcap.serving.limits import RefusalError, Visit
+from meshcap.serving.reading import CaptionRequest, read
+from meshcap.serving.service import Service
+from meshcap.serving.wishes import Wishes
+
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Permissions-Policy": "camera=(self), microphone=(), geolocation=()",
+}
+PAGE = {
+    "/": ("index.html", "text/html"),
+    "/page.css": ("page.css", "text/css"),
+    "/page.js": ("page.js", "text/javascript"),
+}
+OPEN = (*PAGE, "/health", "/ready", "/openapi.json")  # what nobody needs a key for
+KNOWN = (*OPEN, "/version", "/metrics", "/v1/caption")
+REFUSALS = {
+    400: "not to be understood", 401: "a key is missing", 403: "from another site", 408: "too slow to arrive",
+    413: "too much", 415: "another content type", 422: "a broken picture, an unknown word or option",
+    503: "busy: see Retry-After", 504: "took too long",
+}  # fmt: skip
+
+
+def create_app(service: Service, *, keys: Sequence[str] = (), origins: Sequence[str] = ()) -> FastAPI:
+    """The application around a service, which it starts and closes.
+
+    Args:
+        keys: where any are given, requests must carry one: `Authorization: Bearer KEY` or `X-API-Key: KEY`.
+        origins: other sites whose pages may ask; none unless told.
+    """
+
+    @asynccontextmanager
+    async def life(app: FastAPI) -> AsyncIterator[None]:
+        service.start()
+        yield
+        service.close()
+
+    app = FastAPI(
+        title="meshcap",
+        version=meshcap.__version__,
+        description="Captions for pictures.",
+        lifespan=life,
+        docs_url=None,  # these pages load scripts from another host
+        redoc_url=None,
+    )
+    app.add_middleware(Guard, service=service, keys=keys, origins=origins)
+    if origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type", "X-API-Key"],
+            expose_headers=["Retry-After"],
+        )
+    app.add_exception_handler(MeshcapError, lambda request, error: refused(error))
+    app.add_exception_handler(HTTPException, _unknown)
+    app.add_exception_handler(ClientDisconnect, lambda request, error: Response(status_code=499))  # nobody listens
+    app.add_exception_handler(Exception, lambda request, error: refused(FailedError("the server failed at this")))
+
+    for path, (name, kind) in PAGE.items():
+        app.add_api_route(path, _page(name, kind), methods=["GET"], include_in_schema=False)
+
+    @app.get("/health", summary="Alive", tags=["state"])
+    async def health() -> Any:
+        alive = service.batcher.thread.is_alive()
+        return JSONResponse({"alive": alive}, 200 if alive else 503)
+
+    @app.get("/ready", summary="Ready for more pictures", tags=["state"])
+    async def ready() -> Any:
+        return JSONResponse({"ready": service.ready}, 200 if service.ready else 503)
+
+    @app.get("/version", summary="Versions, model and limits", tags=["state"])
+    async def version() -> Any:
+        return facts(service)
+
+    @app.get("/metrics", summary="Counts for Prometheus", tags=["state"], response_class=PlainTextResponse)
+    async def counts() -> Any:
+        return Response(service.metrics.text(), media_type=metrics.TYPE)
+
+    @app.post(
+        "/v1/caption",
+        summary="Caption one or many pictures",
+        tags=["captions"],
+        response_model=Answer,
+        responses={status: {"model": Refused, "description": why} for status, why in REFUSALS.items()},
+        openapi_extra=_request_schema(),
+    )
+    async def caption(request: Request) -> Any:
+        start = time.monotonic()
+        with Visit(service.places, until=start + service.limits.seconds) as visit:
+            given, wishes = await read(request, service.limits, visit)
+            found = await service.caption(given, wishes, visit)
+        results = [told(one) for one in found]
+        seconds = time.monotonic() - start
+        service.metrics.seconds.see(seconds)
+        answer = {"model": service.name, "results": results, "seconds": round(seconds, 4)}
+        errors = [one["error"] for one in results if "error" in one]
+        if len(errors) == len(results):  # nothing to show: the first mistake speaks for the request
+            return JSONResponse(answer | {"error": errors[0]}, errors[0]["status"])
+        return JSONResponse(answer)
+
+    return app
+
+
+class Guard:
+    """Around every request: keys, other sites, headers, and a count of what was answered."""
+
+    def __init__(self, app: Any, service: Service, keys: Sequence[str], origins: Sequence[str]):
+        self.app, self.service, self.origins = app, service, set(origins)
+        self.keys = [_digest(key) for key in keys]
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        path = scope["path"] if scope["path"] in KNOWN else "other"
+
+        async def tell(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                self.service.metrics.requests.add(path, str(message["status"]))
+                headers = MutableHeaders(scope=message)
+                headers.update(HEADERS)
+                headers.setdefault("Cache-Control", "no-store")
+            await send(message)
+
+        await (self._no(Request(scope)) or self.app)(scope, receive, tell)
+
+    def _no(self, request: Request) -> Response | None:
+        site, origin = request.headers.get("sec-fetch-site", ""), request.headers.get("origin", "")
+        if request.method == "POST" and site in ("cross-site", "same-site") and not {origin, "*"} & self.origins:
+            # Without this, any page that a person opens could let a server on their own machine work for it. Another
+            # port of the same machine is the same site, and not the same server.
+            return refused(RefusalError(403, "requests from pages of other sites are not allowed here"))
+        if self.keys and request.url.path not in OPEN and not self._has_key(request):
+            answer = refused(RefusalError(401, "an API key is needed: send it as 'Authorization: Bearer KEY'"))
+            answer.headers["WWW-Authenticate"] = "Bearer"
+            return answer
+        return None
+
+    def _has_key(self, request: Request) -> bool:
+        kind, _, bearer = request.headers.get("authorization", "").partition(" ")
+        given = bearer.strip() if kind.lower() == "bearer" else request.headers.get("x-api-key", "")
+        # All are compared, each in the same time: how long it takes tells nothing about the keys.
+        return sum(hmac.compare_digest(_digest(given), key) for key in self.keys) > 0
+
+
+def facts(service: Service) -> dict[str, Any]:
+    """What a client may want to know before it asks."""
+    captioner, limits = service.captioner, service.limits
+    assert captioner.vision is not None
+    return {
+        "meshcap": meshcap.__version__,
+        "torch": torch.__version__,
+        "model": service.name,
+        "architecture": captioner.model.name,
+        "vision": captioner.vision.name,
+        "words": len(captioner.vocabulary),
+        "device": str(captioner.model.device),
+        "limits": {
+            "bytes": limits.bytes, "pixels": limits.pixels, "pictures": limits.pictures, "seconds": limits.seconds,
+            "max_length": captioner.model.config.max_length,
+        },
+        "urls": service.fetcher is not None,
+    }  # fmt: skip
+
+
+def refused(error: MeshcapError) -> JSONResponse:
+    answer = error_told(error)
+    headers = {}
+    if isinstance(error, RefusalError) and error.retry_after is not None:
+        headers["Retry-After"] = str(error.retry_after)
+    return JSONResponse(answer, answer["error"]["status"], headers)
+
+
+def _unknown(request: Request, error: HTTPException) -> JSONResponse:
+    message = {404: "there is nothing at this address", 405: "this address does not take that method"}
+    return refused(RefusalError(error.status_code, message.get(error.status_code, str(error.detail))))
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()
+
+
+def _page(name: str, kind: str) -> Callable[[], Awaitable[Response]]:
+    content = files(__package__).joinpath("page", name).read_bytes()
+
+    async def show() -> Response:
+        return Response(content, media_type=f"{kind}; charset=utf-8", headers={"Cache-Control": "no-cache"})
+
+    return show
+
+
+def _request_schema() -> dict[str, Any]:
+    """What FastAPI cannot see, because the three kinds of bodies are read by hand."""
+    wishes = Wishes.model_json_schema()["properties"]
+    form = {"picture": {"type": "array", "items": {"type": "string", "format": "binary"}}, **wishes}
+    query = [
+        {"name": name, "in": "query", "required": False, "description": about.get("description", ""), "schema": about}
+        for name, about in wishes.items()
+    ]
+    request = CaptionRequest.model_json_schema(ref_template="#/components/schemas/{model}")
+    pictures = request.pop("$defs")["PictureIn"]
+    request["properties"]["pictures"]["items"] = pictures
+    return {
+        "parameters": query,
+        "requestBody": {
+            "required": True,
+            "content": {
+                "multipart/form-data": {"schema": {"type": "object", "required": ["picture"], "properties": form}},
+                "application/json": {"schema": request},
+                "image/*": {"schema": {"type": "string", "format": "binary"}},
+            },
+        },
+    }

@@ -1,0 +1,522 @@
+// Pictures in; captions with their words out, and where the model looked for each word.
+"use strict";
+
+const $ = (id) => document.getElementById(id);
+const NIGHT = "12, 14, 26";
+const DARKEST = 0.84; // how much night covers a place that was not looked at, as `meshcap explain` paints it
+const UNSEEN = 0.94; // and one that was cut away before the model looked
+const BLEND = 160; // milliseconds from one word's light to the next
+const CELLS = 56; // of a side, where regions are boxes of objects
+const AT_ONCE = 4; // requests under way: the server joins them into one batch
+const LATER = 350; // milliseconds after the last change of an option
+
+const still = matchMedia("(prefers-reduced-motion: reduce)");
+const form = $("wishes");
+const cards = [];
+let limits = { bytes: Infinity, pictures: 1 };
+let round = 0; // which state of the options captions belong to
+
+const percent = (share) => (share > 0 && share < 0.01 ? "< 1 %" : `${Math.round(100 * share)} %`);
+// To everybody; quietly to screen readers alone, where eyes find it elsewhere.
+const say = (text, quiet = false) => {
+  $("status").textContent = text;
+  $("status").classList.toggle("quiet", quiet);
+};
+const plural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
+
+// ---- options
+
+function wishes() {
+  const asked = new FormData(form);
+  const chance = asked.get("strategy") === "sample";
+  const options = { strategy: asked.get("strategy"), n_best: asked.get("n_best"), avoid: asked.get("avoid"), attention: "true" };
+  if (chance) options.temperature = asked.get("temperature");
+  else Object.assign(options, { beams: asked.get("beams"), mention: asked.get("mention") });
+  return options;
+}
+
+function showOptions() {
+  const chosen = new FormData(form).get("strategy");
+  for (const part of form.querySelectorAll("[data-for]")) part.hidden = part.dataset.for !== chosen;
+  for (const output of form.querySelectorAll("output")) output.value = $(output.htmlFor.value).value;
+}
+
+function problem(message) {
+  $("problem").textContent = message;
+  $("problem").hidden = !message;
+  const words = message.includes("to avoid") ? ["avoid"] : message.includes("to mention") ? ["mention"] : [];
+  for (const name of ["mention", "avoid"]) $(name).setAttribute("aria-invalid", String(words.includes(name)));
+}
+
+let timer = 0;
+function changed() {
+  showOptions();
+  clearTimeout(timer);
+  timer = setTimeout(() => {
+    problem("");
+    round += 1;
+    for (const card of cards) card.state = "waiting";
+    work();
+  }, LATER);
+}
+
+// ---- asking
+
+class Refused extends Error {
+  constructor(status, message, retry) {
+    super(message);
+    Object.assign(this, { status, retry });
+  }
+}
+
+async function ask(file) {
+  const body = new FormData();
+  for (const [name, value] of Object.entries(wishes())) if (value) body.append(name, value);
+  body.append("picture", file, file.name || "picture");
+  const headers = $("key").value ? { Authorization: `Bearer ${$("key").value}` } : {};
+  let answer;
+  try {
+    answer = await fetch("v1/caption", { method: "POST", body, headers });
+  } catch {
+    throw new Refused(0, "The server does not answer.", null);
+  }
+  let content = {};
+  try {
+    content = await answer.json();
+  } catch { /* told by its status below */ }
+  if (answer.ok) return content.results[0];
+  const message = content.error ? content.error.message : `the server answered with status ${answer.status}`;
+  const sentence = message.slice(0, 1).toUpperCase() + message.slice(1) + (/[.…]$/.test(message) ? "" : ".");
+  throw new Refused(answer.status, sentence, Number(answer.headers.get("Retry-After")) || null);
+}
+
+let running = 0;
+function work() {
+  while (running < AT_ONCE) {
+    const card = cards.find((one) => one.state === "waiting");
+    if (!card) break;
+    running += 1;
+    card.state = "asking";
+    card.busy(true);
+    one(card).finally(() => {
+      running -= 1;
+      work();
+    });
+  }
+  const left = cards.filter((card) => card.state !== "done").length;
+  if (left) say(`Looking at ${plural(left, "picture")} …`);
+}
+
+async function one(card) {
+  const asked = round;
+  try {
+    const found = await ask(card.file);
+    if (card.state !== "asking" || asked !== round) return;
+    card.show(found);
+    const left = cards.filter((other) => other !== card && other.state !== "done").length;
+    const sentence = found.caption.replace(/\.?$/, ".");
+    if (left) say(`Looking at ${plural(left, "picture")} …`);
+    else say(`${card.name}: ${sentence} ${percent(found.confidence)} confident.`, true);
+  } catch (error) {
+    if (card.state !== "asking" || asked !== round) return;
+    if (error.status === 503 && error.retry) {
+      say("The server is busy; trying again soon.");
+      await new Promise((go) => setTimeout(go, 1000 * Math.min(error.retry, 30)));
+      if (card.state === "asking") card.state = "waiting";
+      return;
+    }
+    if (error.status === 401) {
+      $("key-field").hidden = false;
+      $("options").open = true;
+    }
+    const ofWords = error.status === 422 && /(to mention|to avoid|required words)/i.test(error.message);
+    if (error.status === 401 || ofWords) problem(error.message);
+    card.fail(ofWords ? "" : error.message);
+    say(`${card.name}: ${error.message}`, true);
+  }
+}
+
+// ---- cards
+
+class Card {
+  constructor(file) {
+    this.file = file;
+    this.name = file.name || "pasted picture";
+    this.state = "waiting";
+    this.found = null;
+    this.element = $("card").content.firstElementChild.cloneNode(true);
+    this.element.setAttribute("aria-label", this.name);
+    this.image = this.part("img");
+    this.light = new Light(this.part("canvas"), this.image);
+    this.url = URL.createObjectURL(file);
+    this.image.addEventListener("error", () => this.part(".frame").classList.add("none"));
+    this.image.src = this.url;
+    this.image.alt = `the picture ${this.name}`;
+    this.part(".name").textContent = this.name;
+    this.part(".name").title = this.name;
+    this.part(".remove").addEventListener("click", () => this.remove());
+    this.part(".remove").setAttribute("aria-label", `Remove ${this.name}`);
+    for (const button of this.element.querySelectorAll(".copy button")) button.addEventListener("click", () => this.copy(button));
+    this.part(".words").addEventListener("pointerleave", () => { if (!this.part(".word:focus")) this.dark(); });
+  }
+
+  part(selector) {
+    return this.element.querySelector(selector);
+  }
+
+  busy(on) {
+    this.element.classList.toggle("busy", on && this.found !== null);
+    this.element.setAttribute("aria-busy", String(on));
+    this.part(".wait").hidden = !on || this.found !== null;
+    if (on) this.part(".problem").hidden = true;
+  }
+
+  show(found) {
+    this.state = "done";
+    this.found = found;
+    this.busy(false);
+    this.part(".found").hidden = false;
+    this.choose(0);
+    const list = this.part(".others ol");
+    const all = this.captions();
+    this.part(".others").hidden = all.length < 2;
+    list.replaceChildren(...all.map((caption, at) => {
+      const button = document.createElement("button");
+      button.type = "button";
+      const text = document.createElement("span");
+      const sure = document.createElement("span");
+      text.textContent = caption.caption;
+      sure.textContent = percent(caption.confidence);
+      button.append(text, sure);
+      button.setAttribute("aria-pressed", String(at === 0));
+      button.addEventListener("click", () => this.choose(at));
+      const item = document.createElement("li");
+      item.append(button);
+      return item;
+    }));
+  }
+
+  captions() {
+    return [this.found, ...(this.found.alternatives || [])];
+  }
+
+  choose(at) {
+    this.chosen = at;
+    this.dark();
+    const caption = this.captions()[at];
+    const regions = this.found.regions;
+    const words = this.part(".words");
+    words.setAttribute("aria-label", `Caption: ${caption.caption}`);
+    words.replaceChildren(...caption.words.map((word, number) => {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.className = "word";
+      // As the sentence has it, where it begins with a capital.
+      button.textContent = number === 0 ? caption.caption.slice(0, word.word.length) : word.word;
+      button.style.setProperty("--p", word.probability);
+      const where = regions && word.attention ? `, looked at the ${place(regions, word.attention)}` : "";
+      button.setAttribute("aria-label", `${word.word}, ${percent(word.probability)}${where}`);
+      button.title = percent(word.probability);
+      const lit = () => this.lit(button, word);
+      for (const event of ["pointerenter", "focus", "click"]) button.addEventListener(event, lit);
+      button.addEventListener("blur", () => this.dark());
+      button.addEventListener("keydown", (event) => this.keys(event, number));
+      return button;
+    }));
+    this.image.alt = caption.caption;
+    this.part(".sure").style.setProperty("--p", caption.confidence);
+    const missing = caption.missing ? `; ${plural(caption.missing, "required word")} found no place` : "";
+    this.part(".percent").textContent = `${percent(caption.confidence)} confident${missing}`;
+    this.part(".hint").hidden = !regions;
+    this.element.querySelectorAll(".others button").forEach((button, number) => button.setAttribute("aria-pressed", String(number === at)));
+  }
+
+  keys(event, number) {
+    if (event.key === "Escape") return this.dark();
+    const words = [...this.element.querySelectorAll(".word")];
+    const to = { ArrowLeft: number - 1, ArrowRight: number + 1, Home: 0, End: words.length - 1 }[event.key];
+    if (to === undefined || !words[to]) return undefined;
+    event.preventDefault();
+    return words[to].focus();
+  }
+
+  lit(button, word) {
+    for (const other of this.element.querySelectorAll(".word.now")) other.classList.remove("now");
+    button.classList.add("now");
+    if (this.found.regions && word.attention) this.light.show(this.found.regions, word.attention);
+  }
+
+  dark() {
+    for (const other of this.element.querySelectorAll(".word.now")) other.classList.remove("now");
+    this.light.hide();
+  }
+
+  fail(message) {
+    this.state = "done";
+    this.busy(false);
+    this.part(".problem").textContent = message;
+    this.part(".problem").hidden = !message;
+    if (!message) return;
+    this.found = null;
+    this.dark();
+    this.part(".found").hidden = true;
+    this.image.alt = `the picture ${this.name}`;
+  }
+
+  async copy(button) {
+    const caption = this.captions()[this.chosen];
+    const quoted = caption.caption.replaceAll("&", "&amp;").replaceAll('"', "&quot;").replaceAll("<", "&lt;");
+    const plain = { ...caption, words: caption.words.map(({ word, probability }) => ({ word, probability })) };
+    for (const name of ["alternatives", "regions"]) delete plain[name];
+    const texts = { text: caption.caption, alt: `alt="${quoted}"`, json: JSON.stringify({ file: this.name, ...plain }, null, 2) };
+    const done = await toClipboard(texts[button.dataset.as]);
+    const before = button.dataset.name || button.textContent;
+    button.dataset.name = before;
+    button.textContent = done ? "Copied" : "Not allowed";
+    say(done ? "Copied." : "The browser does not allow copying here.");
+    setTimeout(() => { button.textContent = before; }, 1500);
+  }
+
+  remove() {
+    const at = cards.indexOf(this);
+    cards.splice(at, 1);
+    this.state = "gone";
+    URL.revokeObjectURL(this.url);
+    this.element.remove();
+    document.body.classList.toggle("some", cards.length > 0);
+    say(`${this.name} removed.`);
+    const next = cards[Math.min(at, cards.length - 1)];
+    (next ? next.part(".remove") : $("pick")).focus();
+  }
+}
+
+async function toClipboard(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch { // pages that are not served over https have no clipboard
+    const area = document.createElement("textarea");
+    area.value = text;
+    document.body.append(area);
+    area.select();
+    const done = document.execCommand("copy");
+    area.remove();
+    return done;
+  }
+}
+
+// ---- light
+
+// Weights of regions as a field of numbers, 1 at the largest.
+function fieldOf(regions, weights) {
+  let rows = CELLS;
+  let columns = CELLS;
+  let values;
+  if (regions.grid) {
+    [rows, columns] = regions.grid;
+    values = Float32Array.from(weights.slice(0, rows * columns));
+  } else {
+    values = new Float32Array(rows * columns);
+    regions.boxes.forEach(([left, top, right, bottom], at) => {
+      const [x, y] = [Math.min(columns - 1, Math.round(left * columns)), Math.min(rows - 1, Math.round(top * rows))];
+      for (let row = y; row < Math.max(y + 1, Math.min(rows, Math.round(bottom * rows))); row += 1) {
+        for (let column = x; column < Math.max(x + 1, Math.min(columns, Math.round(right * columns))); column += 1) {
+          values[row * columns + column] += weights[at];
+        }
+      }
+    });
+  }
+  const most = Math.max(...values, 1e-9);
+  return { rows, columns, values: values.map((value) => value / most) };
+}
+
+// Where the light is brightest, for whoever cannot see it.
+function place(regions, weights) {
+  const { rows, columns, values } = fieldOf(regions, weights);
+  const at = values.indexOf(Math.max(...values));
+  const [left, top, right, bottom] = regions.window;
+  const y = top + ((Math.floor(at / columns) + 0.5) / rows) * (bottom - top);
+  const x = left + (((at % columns) + 0.5) / columns) * (right - left);
+  const down = ["top", "middle", "bottom"][Math.min(2, Math.floor(3 * y))];
+  const across = ["left", "middle", "right"][Math.min(2, Math.floor(3 * x))];
+  if (across === "middle") return down;
+  return down === "middle" ? across : `${down} ${across}`;
+}
+
+class Light {
+  constructor(canvas, image) {
+    this.canvas = canvas;
+    this.image = image;
+    this.small = document.createElement("canvas");
+    this.field = null;
+    this.frame = 0;
+    new ResizeObserver(() => this.fit()).observe(image);
+  }
+
+  // The canvas lies over the picture itself, not over the bars beside a tall one.
+  fit() {
+    const { naturalWidth: width, naturalHeight: height, clientWidth, clientHeight, offsetLeft, offsetTop } = this.image;
+    if (!width || !clientWidth) return;
+    const scale = Math.min(clientWidth / width, clientHeight / height);
+    const [wide, high] = [width * scale, height * scale];
+    const sharp = Math.min(2, devicePixelRatio || 1);
+    Object.assign(this.canvas, { width: Math.round(wide * sharp), height: Math.round(high * sharp) });
+    Object.assign(this.canvas.style, {
+      // Whole pixels, and one more: no bright hair along an edge.
+      width: `${Math.ceil(wide) + 1}px`, height: `${Math.ceil(high) + 1}px`,
+      left: `${Math.floor(offsetLeft + (clientWidth - wide) / 2)}px`, top: `${Math.floor(offsetTop + (clientHeight - high) / 2)}px`,
+    });
+    if (this.field) this.draw(this.field); // a new size has wiped it
+  }
+
+  show(regions, weights) {
+    const to = fieldOf(regions, weights);
+    const from = this.canvas.classList.contains("lit") ? this.field : null;
+    this.window = regions.window;
+    this.canvas.classList.add("lit");
+    cancelAnimationFrame(this.frame);
+    if (!from || still.matches || from.values.length !== to.values.length) {
+      this.draw(to);
+      return;
+    }
+    const start = performance.now();
+    const step = (now) => {
+      const share = Math.min(1, Math.max(0, (now - start) / BLEND));
+      this.draw({ ...to, values: to.values.map((value, at) => share * value + (1 - share) * from.values[at]) });
+      if (share < 1) this.frame = requestAnimationFrame(step);
+    };
+    this.frame = requestAnimationFrame(step);
+  }
+
+  hide() {
+    cancelAnimationFrame(this.frame);
+    this.canvas.classList.remove("lit");
+  }
+
+  draw(field) {
+    this.field = field;
+    const { rows, columns, values } = field;
+    Object.assign(this.small, { width: columns, height: rows });
+    const pen = this.small.getContext("2d");
+    const dots = pen.createImageData(columns, rows);
+    const [red, green, blue] = NIGHT.split(",").map(Number);
+    values.forEach((value, at) => dots.data.set([red, green, blue, Math.round(255 * DARKEST * (1 - value))], 4 * at));
+    pen.putImageData(dots, 0, 0);
+    const { width, height } = this.canvas;
+    const [left, top, right, bottom] = this.window.map((part, at) => part * (at % 2 ? height : width));
+    const paper = this.canvas.getContext("2d");
+    paper.clearRect(0, 0, width, height);
+    paper.fillStyle = `rgba(${NIGHT}, ${UNSEEN})`;
+    paper.fillRect(0, 0, width, height);
+    paper.clearRect(left, top, right - left, bottom - top);
+    paper.imageSmoothingEnabled = true;
+    paper.imageSmoothingQuality = "high";
+    paper.drawImage(this.small, left, top, right - left, bottom - top);
+  }
+}
+
+// ---- pictures come in
+
+function add(files) {
+  const all = [...files];
+  const pictures = all.filter((file) => file.type.startsWith("image/") || !file.type);
+  if (!pictures.length) {
+    if (all.length) say(`${plural(all.length, "file")} left out: none is a picture.`);
+    return;
+  }
+  for (const file of pictures.reverse()) { // the first on top
+    const card = new Card(file);
+    cards.unshift(card);
+    $("results").prepend(card.element);
+    if (file.size > limits.bytes - 4096) {
+      const most = Math.floor(limits.bytes / 2 ** 20);
+      card.fail(`${card.name} is larger than the ${most} megabytes that this server takes.`);
+    }
+  }
+  document.body.classList.add("some");
+  work();
+}
+
+function dragging(on) {
+  document.body.classList.toggle("over", on);
+}
+
+for (const kind of ["dragenter", "dragover"]) {
+  addEventListener(kind, (event) => {
+    event.preventDefault();
+    dragging(true);
+  });
+}
+addEventListener("dragleave", (event) => { if (!event.relatedTarget) dragging(false); });
+addEventListener("drop", (event) => {
+  event.preventDefault();
+  dragging(false);
+  add(event.dataTransfer.files);
+});
+addEventListener("paste", (event) => {
+  if (event.clipboardData.files.length) {
+    event.preventDefault();
+    add(event.clipboardData.files);
+  }
+});
+$("pick").addEventListener("click", () => $("files").click());
+for (const name of ["files", "snap"]) {
+  $(name).addEventListener("change", () => {
+    add($(name).files);
+    $(name).value = ""; // the same picture may be chosen again
+  });
+}
+
+// ---- camera
+
+let stream = null;
+
+$("camera").addEventListener("click", async () => {
+  // Phones have a camera of their own to offer; so does every browser that may not show one here.
+  if (matchMedia("(pointer: coarse)").matches || !navigator.mediaDevices) {
+    $("snap").click();
+    return;
+  }
+  try {
+    stream = await navigator.mediaDevices.getUserMedia({ video: { width: { ideal: 1280 } } });
+  } catch {
+    say("No camera can be used here: choose a picture instead.");
+    return;
+  }
+  $("video").srcObject = stream;
+  $("booth").showModal();
+});
+$("leave").addEventListener("click", () => $("booth").close());
+$("booth").addEventListener("close", () => {
+  for (const track of stream ? stream.getTracks() : []) track.stop();
+  stream = null;
+});
+$("shoot").addEventListener("click", () => {
+  const video = $("video");
+  const canvas = document.createElement("canvas");
+  Object.assign(canvas, { width: video.videoWidth, height: video.videoHeight });
+  canvas.getContext("2d").drawImage(video, 0, 0);
+  canvas.toBlob((blob) => {
+    $("booth").close();
+    if (blob) add([new File([blob], "photo.jpg", { type: "image/jpeg" })]);
+  }, "image/jpeg", 0.92);
+});
+
+// ---- begin
+
+form.addEventListener("input", (event) => { if (event.target.id !== "key") changed(); });
+form.addEventListener("submit", (event) => event.preventDefault());
+$("key").addEventListener("change", changed);
+showOptions();
+const narrow = matchMedia("(max-width: 980px)");
+const fold = () => { $("options").open = !narrow.matches; }; // where they would stand in the way
+narrow.addEventListener("change", fold);
+fold();
+fetch("version").then((answer) => {
+  if (answer.status === 401) $("key-field").hidden = false;
+  return answer.ok ? answer.json() : null;
+}).then((facts) => {
+  if (!facts) return;
+  limits = facts.limits;
+  $("about").textContent = `${facts.model}: ${facts.architecture}, ${facts.words.toLocaleString("en")} words`;
+}).catch(() => say("The server does not answer."));

@@ -1,0 +1,285 @@
+"""Descriptions inside pictures: other readers find them, all else stays, and pixels are never touched."""
+
+import hashlib
+import io
+import struct
+import zlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, IptcImagePlugin, PngImagePlugin
+
+from meshcap import MeshcapError
+from meshcap.batch import iptc, jpeg, png, xmp
+from meshcap.data.draw import draw_scene
+
+DESCRIPTION, MAKE, ORIENTATION, MAKER_NOTE, EXIF_IFD = 0x010E, 0x010F, 0x0112, 0x927C, 0x8769
+TEXT = "A cat & a <dog> “sit” in Zürich."
+TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc", "Cn", "Co")), min_size=1, max_size=60)
+
+
+def photo(form: str = "JPEG", **options) -> bytes:
+    file = io.BytesIO()
+    draw_scene(5, 64).image.convert("RGB").save(file, form, **options)
+    return file.getvalue()
+
+
+def exif_of(content: bytes) -> Image.Exif:
+    return Image.open(io.BytesIO(content)).getexif()
+
+
+def exif_text(content: bytes) -> str:
+    """Pillow reads the tag's bytes as Latin-1."""
+    return exif_of(content)[DESCRIPTION].encode("latin-1").decode("utf-8")
+
+
+def scan(content: bytes) -> bytes:
+    """Everything from the first table of quantisation on: what the pixels are made of."""
+    return content[content.index(b"\xff\xdb") :]
+
+
+def iptc_text(content: bytes) -> bytes:
+    return IptcImagePlugin.getiptcinfo(Image.open(io.BytesIO(content)))[(2, 120)]
+
+
+def xmp_text(content: bytes) -> str:
+    info = Image.open(io.BytesIO(content)).info
+    packet = info.get("xmp") or info["XML:com.adobe.xmp"]
+    return xmp.description(packet if isinstance(packet, str) else packet.decode())
+
+
+def directories(tiff: bytes, order: str) -> list[dict[int, int]]:
+    """By hand: the entries of each directory, in their order, with what their last four bytes are as a number."""
+    found = []
+    place = struct.unpack(f"{order}I", tiff[4:8])[0]
+    while place:
+        count = struct.unpack(f"{order}H", tiff[place : place + 2])[0]
+        entries = [struct.unpack(f"{order}HHII", tiff[place + 2 + 12 * n :][:12]) for n in range(count)]
+        found.append({tag: value for tag, _, _, value in entries})
+        place = struct.unpack(f"{order}I", tiff[place + 2 + 12 * count :][:4])[0]
+    return found
+
+
+READERS = {"exif": exif_text, "xmp": xmp_text, "iptc": lambda content: iptc_text(content).decode()}
+
+
+@settings(max_examples=20)
+@given(text=TEXTS, order=st.permutations(list(READERS)))
+def test_all_kinds_side_by_side_in_any_order(text: str, order: list[str]) -> None:
+    content = old = photo()
+    for kind in order:
+        content = jpeg.described(content, text, kind, overwrite=False)
+    for kind, read in READERS.items():
+        assert read(content) == text, kind
+        assert jpeg.described(content, text, kind, overwrite=True) == content  # twice is once
+        assert jpeg.described(content, "Another.", kind, overwrite=False) == content  # what is there stays
+        content = jpeg.described(content, "Another, and a longer one.", kind, overwrite=True)
+        assert read(content) == "Another, and a longer one."
+    assert scan(content) == scan(old)
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_exif_keeps_its_other_tags_where_they_were(order: str) -> None:
+    exif = Image.Exif()
+    exif.endian = order
+    exif[MAKE], exif[ORIENTATION] = "Some camera", 6
+    exif.get_ifd(EXIF_IFD)[MAKER_NOTE] = b"note whose places must not move"
+    old = photo(exif=exif)
+    new = jpeg.described(old, TEXT, "exif", overwrite=False)
+    assert exif_text(new) == TEXT
+    read = exif_of(new)
+    assert (read[MAKE], read[ORIENTATION]) == ("Some camera", 6)
+    assert read.get_ifd(EXIF_IFD)[MAKER_NOTE] == b"note whose places must not move"
+    # Counted from EXIF's own start, every byte of before is where it was, but the pointer to the first directory.
+    before, after = (content[content.index(b"Exif\0\0") + 6 :] for content in (old, new))
+    length = struct.unpack(">H", old[old.index(b"Exif\0\0") - 2 :][:2])[0] - 8
+    assert after[8:length] == before[8:length]
+    tags = list(directories(after, order)[0])
+    assert tags == [DESCRIPTION, MAKE, ORIENTATION, EXIF_IFD]  # the standard wants them in order
+    assert scan(new) == scan(old)
+
+
+def test_exif_keeps_the_thumbnail() -> None:
+    exif = Image.Exif()
+    exif.endian = "<"
+    exif[MAKE] = "Some camera"
+    tiff = exif.tobytes().removeprefix(b"Exif\0\0")
+    thumbnail = photo()
+    first = struct.unpack("<I", tiff[4:8])[0]
+    count = struct.unpack("<H", tiff[first : first + 2])[0]
+    end = first + 2 + 12 * count
+    second = struct.pack("<H", 2) + struct.pack("<HHII", 0x0201, 4, 1, len(tiff) + 30)
+    second += struct.pack("<HHII", 0x0202, 4, 1, len(thumbnail)) + bytes(4)
+    tiff = tiff[:end] + struct.pack("<I", len(tiff)) + tiff[end + 4 :] + second + thumbnail
+    new = jpeg.described(photo(exif=b"Exif\0\0" + tiff), TEXT, "exif", overwrite=False)
+    first_directory, second_directory = directories(new[new.index(b"Exif\0\0") + 6 :], "<")
+    place, length = second_directory[0x0201], second_directory[0x0202]
+    assert new[new.index(b"Exif\0\0") + 6 :][place : place + length] == thumbnail
+    assert list(first_directory) == [DESCRIPTION, MAKE] and exif_of(new)[MAKE] == "Some camera"
+    assert exif_text(new) == TEXT
+
+
+def test_short_descriptions_are_inside_their_entry() -> None:
+    assert exif_text(jpeg.described(photo(), "Cat", "exif", overwrite=False)) == "Cat"
+
+
+def test_a_blank_description_is_none() -> None:
+    exif = Image.Exif()
+    exif[DESCRIPTION] = "        "
+    assert exif_text(jpeg.described(photo(exif=exif), TEXT, "exif", overwrite=False)) == TEXT
+
+
+PACKETS = {
+    "usual": '<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF xmlns:rdf="{rdf}"><rdf:Description rdf:about="" '
+    'xmlns:xmp="http://ns.adobe.com/xap/1.0/" xmp:Rating="4"/>{more}</rdf:RDF></x:xmpmeta>',
+    "without a wrapper": '<rdf:RDF xmlns:rdf="{rdf}"><rdf:Description rdf:about="uuid:1" '
+    'xmlns:xmp="http://ns.adobe.com/xap/1.0/"><xmp:Rating>4</xmp:Rating></rdf:Description>{more}</rdf:RDF>',
+}
+THERE = (
+    '<rdf:Description rdf:about="" xmlns:dc="http://purl.org/dc/elements/1.1/"><dc:description><rdf:Alt>'
+    '<rdf:li xml:lang="x-default">Old</rdf:li></rdf:Alt></dc:description><dc:title><rdf:Alt>'
+    '<rdf:li xml:lang="x-default">Title</rdf:li></rdf:Alt></dc:title></rdf:Description>'
+)
+
+
+@pytest.mark.parametrize("packet", PACKETS.values(), ids=PACKETS)
+@pytest.mark.parametrize("padding", ["", '<?xpacket begin="" id="x"?>'])
+def test_xmp_keeps_what_else_it_says(packet: str, padding: str) -> None:
+    old = padding + packet.format(rdf=xmp.RDF, more="")
+    new = xmp.described(old.encode(), TEXT, False)
+    assert new is not None
+    assert xmp.description(new.decode()) == TEXT and b"Rating" in new
+    old = padding + packet.format(rdf=xmp.RDF, more=THERE)
+    assert xmp.described(old.encode(), TEXT, False) is None
+    new = xmp.described(old.encode(), TEXT, True)
+    assert new is not None and xmp.description(new.decode()) == TEXT
+    assert b"Rating" in new and b">Title<" in new and b">Old<" not in new
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [
+        b"<no",
+        b"\xff\xfe<x/>",
+        b'<!DOCTYPE x [<!ENTITY a "b">]><x/>',
+        b"<x/>",
+        THERE.replace(">Old<", ">Short<").encode(),
+        f'<rdf:RDF xmlns:rdf="{xmp.RDF}"><rdf:Description rdf:about="" xmlns:dc="{xmp.DC}" '
+        'dc:description="Short"/></rdf:RDF>'.encode(),
+    ],
+)
+def test_xmp_that_is_not_edited(packet: bytes) -> None:
+    with pytest.raises(MeshcapError, match="its XMP is"):
+        xmp.described(packet, TEXT, True)
+
+
+def test_iptc_keeps_other_fields_and_resources() -> None:
+    fields = b"\x1c\x02\x69\0\x08Headline" + b"\x1c\x02\x78\0\x03Old"
+    resources = b"8BIM\x03\xf3\0\0\0\0\0\x02hi" + b"8BIM\x04\x04\0\0" + len(fields).to_bytes(4, "big") + fields
+    resources += b"\0" * (len(fields) % 2) + b"8BIM\x04\x25\0\0\0\0\0\x10" + bytes(16)
+    assert iptc.described(resources, TEXT, False) is None
+    new = iptc.described(resources, TEXT, True)
+    assert new is not None and new.startswith(b"8BIM\x03\xf3\0\0\0\0\0\x02hi")
+    payload = jpeg.PHOTOSHOP + new
+    segment = b"\xff\xed" + (len(payload) + 2).to_bytes(2, "big") + payload
+    read = IptcImagePlugin.getiptcinfo(Image.open(io.BytesIO(b"\xff\xd8" + segment + photo()[2:])))
+    assert read[(2, 105)] == b"Headline" and read[(2, 120)].decode() == TEXT and read[(1, 90)] == b"\x1b%G"
+    data = new[new.index(b"\x1c") : new.index(b"8BIM\x04\x25")]
+    length = int.from_bytes(new[new.index(b"8BIM\x04\x04") + 8 :][:4], "big")
+    assert new.endswith(hashlib.md5(data[:length]).digest())  # or Photoshop would distrust the fields
+
+
+def test_iptc_in_another_alphabet_is_not_mixed_with_ours() -> None:
+    fields = b"\x1c\x02\x69\0\x02\xfc\xdf"  # Latin-1
+    resources = b"8BIM\x04\x04\0\0" + len(fields).to_bytes(4, "big") + fields + b"\0"
+    with pytest.raises(MeshcapError, match="not in UTF-8"):
+        iptc.described(resources, TEXT, False)
+    new = iptc.described(resources, "Plain.", False)
+    assert new is not None and iptc.caption(new) == "Plain." and b"\xfc\xdf" in new
+
+
+def test_long_captions_end_with_a_whole_letter() -> None:
+    new = iptc.described(None, "ü" * 1500, False)
+    assert new is not None and iptc.caption(new) == "ü" * 1000
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_png(compressed: bool) -> None:
+    info = PngImagePlugin.PngInfo()
+    packet = PACKETS["usual"].format(rdf=xmp.RDF, more=THERE)
+    info.add_itxt("XML:com.adobe.xmp", packet, zip=compressed)
+    info.add_text("Author", "Somebody")
+    old = photo("PNG", pnginfo=info)
+    assert png.described(old, TEXT, overwrite=False) == old
+    new = png.described(old, TEXT, overwrite=True)
+    assert xmp_text(new) == TEXT and Image.open(io.BytesIO(new)).text["Author"] == "Somebody"
+    plain = photo("PNG")
+    new = png.described(plain, TEXT, overwrite=False)
+    assert xmp_text(new) == TEXT
+    place = plain.index(b"IDAT")
+    assert new.endswith(plain[place - 4 :])
+    Image.open(io.BytesIO(new)).verify()  # every checksum
+
+
+@given(st.data())
+def test_damaged_files_are_refused_or_left_readable(data: st.DataObject) -> None:
+    """Never another exception than ours, whatever bytes there are."""
+    old = photo(exif=b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x0e\0\x02\0\0\0\x03ab\0\0\0\0\0\0")
+    old = jpeg.described(jpeg.described(old, "x", "xmp", overwrite=True), "y", "iptc", overwrite=True)
+    content = bytearray(old)
+    for place in data.draw(st.lists(st.integers(0, old.index(b"\xff\xdb") + 8), min_size=1, max_size=6)):
+        content[place] = data.draw(st.integers(0, 255))
+    cut = bytes(content[: data.draw(st.integers(0, len(content)))])
+    for broken in (bytes(content), cut):
+        for kind in READERS:
+            try:
+                jpeg.described(broken, TEXT, kind, overwrite=True)
+            except MeshcapError:
+                continue
+
+
+@given(st.data())
+def test_damaged_pngs(data: st.DataObject) -> None:
+    old = png.described(photo("PNG"), "x", overwrite=True)
+    content = bytearray(old)
+    for place in data.draw(st.lists(st.integers(0, len(old) - 1), min_size=1, max_size=6)):
+        content[place] = data.draw(st.integers(0, 255))
+    try:
+        png.described(bytes(content), TEXT, overwrite=True)
+    except MeshcapError:
+        return
+
+
+def test_xmp_that_unpacks_without_end() -> None:
+    body = b"iTXt" + png.KEYWORD + b"\1\0\0\0" + zlib.compress(bytes(20_000_000))
+    chunk = (len(body) - 4).to_bytes(4, "big") + body + zlib.crc32(body).to_bytes(4, "big")
+    old = photo("PNG")
+    with pytest.raises(MeshcapError, match="too large"):
+        png.described(old[:33] + chunk + old[33:], TEXT, overwrite=True)
+
+
+def test_no_room_in_a_segment() -> None:
+    exif = Image.Exif()
+    exif.get_ifd(EXIF_IFD)[MAKER_NOTE] = bytes(65_000)
+    with pytest.raises(MeshcapError, match="no room"):
+        jpeg.described(photo(exif=exif), TEXT * 20, "exif", overwrite=True)
+
+
+def test_several_pictures_in_one_file() -> None:
+    file = io.BytesIO()
+    first, second = (draw_scene(number, 64).image.convert("RGB") for number in (1, 2))
+    first.save(file, "MPO", save_all=True, append_images=[second])
+    new = jpeg.described(file.getvalue(), TEXT, "exif", overwrite=False)
+    with Image.open(io.BytesIO(new)) as image, Image.open(file) as before:
+        assert image.n_frames == 2 and image.getexif()[DESCRIPTION]
+        image.seek(1)
+        before.seek(1)
+        assert image.tobytes() == before.tobytes()
+    # A description behind the list of places would move what the list points to.
+    place = new.index(b"MPF\0") - 4
+    end = place + 2 + int.from_bytes(new[place + 2 : place + 4], "big")
+    packet = jpeg.XMP + (xmp.described(None, "Old", True) or b"")
+    behind = new[:end] + b"\xff\xe1" + (len(packet) + 2).to_bytes(2, "big") + packet + new[end:]
+    with pytest.raises(MeshcapError, match="holds several pictures"):
+        jpeg.described(behind, TEXT, "xmp", overwrite=True)

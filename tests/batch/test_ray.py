@@ -1,0 +1,152 @@
+"""The same job on a Ray cluster of this machine: the same captions, also where a worker is killed."""
+
+import importlib.util
+import json
+import os
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from batch.seeing import captioner, draw
+from meshcap import MeshcapError
+from meshcap.batch import ray_job
+from meshcap.batch.captions import Wishes, caption_blocks
+from meshcap.batch.pictures import Picture, list_pictures
+from meshcap.batch.ray_job import Recipe, Worker, caption_blocks_with_ray, connect, has_gpu
+from meshcap.captioner import Captioner
+from meshcap.decoding import Beam
+from tiny_data import call, read_lines
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="no ray: pip install meshcap[scale]"),
+]
+OPTIONS = {"max_length": 9}
+WISHES = {"batch": 2}
+WORKERS = 3
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, 40 pictures of which one is broken, and a shard with 4 more."""
+    folder = tmp_path_factory.mktemp("ray")
+    captioner().save_pretrained(folder / "model")
+    draw(folder / "photos", 40)[17].write_bytes(b"no picture")
+    with tarfile.open(folder / "s.tar", "w") as tar:
+        for path in draw(folder / "members", 4, first=40):
+            tar.add(path, path.name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cluster() -> None:
+    import ray
+
+    connect(None, cpus=WORKERS)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def blocks(here: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[Picture]]]:
+    """Of 4 pictures each, by relative paths: workers have to find them from where this process is."""
+    monkeypatch.chdir(here)
+    pictures = list_pictures(["photos", "s.tar"])
+    return [(start // 4, pictures[start : start + 4]) for start in range(0, len(pictures), 4)]
+
+
+@pytest.fixture
+def recipe(here: Path) -> Recipe:
+    return Recipe(str(here / "model"), "cpu", "auto", WISHES, OPTIONS, folder=str(here))
+
+
+@pytest.fixture
+def expected(here: Path, blocks: list[tuple[int, list[Picture]]]) -> dict[int, list[dict]]:
+    local = Captioner.from_pretrained(here / "model")
+    return dict(caption_blocks(local, blocks, Wishes(**WISHES), strategy=Beam(5, 0.0), **OPTIONS))
+
+
+def same(found: list[tuple[int, list[dict]]], expected: dict[int, list[dict]]) -> None:
+    """Every block, with the captions that are said here."""
+    rows = dict(found)
+    assert rows.keys() == expected.keys()
+    for number, block in expected.items():
+        for row, wanted in zip(rows[number], block, strict=True):
+            assert row.keys() == wanted.keys()
+            assert [row["path"], row.get("caption"), row.get("error")] == [
+                wanted["path"], wanted.get("caption"), wanted.get("error")
+            ]  # fmt: skip
+            assert row.get("confidence", 0) == pytest.approx(wanted.get("confidence", 0), abs=1e-4)
+
+
+def test_the_same_captions(cluster: None, recipe: Recipe, blocks: list, expected: dict) -> None:
+    found = list(caption_blocks_with_ray(recipe, blocks, workers=WORKERS))
+    assert len(found) == len(blocks)
+    same(found, expected)
+    assert has_gpu() is False
+
+
+def test_a_worker_is_killed(
+    cluster: None, recipe: Recipe, blocks: list, expected: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each worker that is the first to reach a block of the list dies there, in the middle of what it was given."""
+    from ray import cloudpickle
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not know this file
+    deaths = str(tmp_path)
+
+    class Mortal(Worker):
+        def __init__(self, recipe):
+            super().__init__(recipe)
+            with open(os.path.join(deaths, f"born-{os.getpid()}"), "w"):
+                pass
+
+        def __call__(self, batch):
+            for out in super().__call__(batch):
+                if out["block"][0] in (2, 7):
+                    try:
+                        os.close(os.open(os.path.join(deaths, f"died-{out['block'][0]}"), os.O_CREAT | os.O_EXCL))
+                        os.kill(os.getpid(), 9)
+                    except FileExistsError:  # it was killed here before
+                        pass
+                yield out
+
+    monkeypatch.setattr(ray_job, "Worker", Mortal)
+    found = list(caption_blocks_with_ray(recipe, blocks, workers=WORKERS))
+    same(found, expected)
+    marks = sorted(os.listdir(deaths))
+    assert [mark for mark in marks if mark.startswith("died")] == ["died-2", "died-7"]
+    assert len([mark for mark in marks if mark.startswith("born")]) >= WORKERS + 1
+
+
+def test_what_a_worker_cannot_do_is_told_in_one_line(cluster: None, recipe: Recipe, blocks: list) -> None:
+    nowhere = Recipe(**{**recipe.__dict__, "folder": "/nowhere"})
+    with pytest.raises(MeshcapError, match="/nowhere is not there on a machine of the cluster") as told:
+        list(caption_blocks_with_ray(nowhere, blocks[:2], workers=1))
+    assert len(str(told.value).splitlines()) == 1
+
+
+def test_the_command(cluster: None, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that was begun here goes on there, and the table is the one of a job that was done here."""
+    monkeypatch.chdir(here)
+    words = ["batch", "photos", "s.tar", "--model", "model", "--device", "cpu", "--threads", "1", "--batch-size", "2"]
+    assert call([*words, "--out", "here.jsonl"]) == 1  # one picture is broken
+    assert call([*words, "--out", "there.jsonl", "--ray", "--workers", str(WORKERS)]) == 1
+    mine, theirs = read_lines(here / "here.jsonl"), read_lines(here / "there.jsonl")
+    assert len(mine) == 43
+    assert [(row["path"], row["caption"]) for row in mine] == [(row["path"], row["caption"]) for row in theirs]
+    assert [row["confidence"] for row in mine] == pytest.approx([row["confidence"] for row in theirs], abs=1e-4)
+    assert (here / "here.errors.jsonl").read_bytes() == (here / "there.errors.jsonl").read_bytes()
+    jobs = [json.loads((here / f"{name}.jsonl.parts/job.json").read_text()) for name in ("here", "there")]
+    assert jobs[0] == jobs[1]  # so one may go on with what the other began
+
+
+def test_nobody_answers() -> None:
+    import ray
+
+    ray.shutdown()
+    for address in ("127.0.0.1:1", "ray://127.0.0.1:1", "127.0.0.1:99999"):
+        with pytest.raises(MeshcapError, match=f"no Ray cluster answers at {address}: "):
+            connect(address)

@@ -1,0 +1,50 @@
+"""runtime.json: what is written is read, and nothing else is."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from meshcap.errors import MeshcapError
+from meshcap.runtime import Captioner
+from meshcap.runtime.facts import FACTS, Facts, Part
+
+PART = Part(name="keys", dtype="float32", shape=(2, "3*pictures", "places"), seen=False, changes=True, follows=False)
+WHOLE = Facts(
+    model="m2", bits=32, vocab_size=10, max_length=9, unk=0, pad=1, bos=2, eos=3, size=12, geometry="crop",
+    state=(PART,),
+)  # fmt: skip
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    (tmp_path / FACTS).write_text(WHOLE.to_json(), encoding="utf-8")
+    assert Facts.read(tmp_path) == WHOLE
+    assert PART.sizes(pictures=4, width=5, places=6) == (2, 12, 6)
+
+
+def test_other_files_are_refused_in_one_line(tmp_path: Path) -> None:
+    good = json.loads(WHOLE.to_json())
+    part = good["state"][0]
+    for wrong, message in (
+        ("{", "not readable JSON"),
+        ("[]", "version None"),
+        (json.dumps({**good, "version": 2}), "version 2"),
+        (json.dumps({name: value for name, value in good.items() if name != "eos"}), "does not say eos"),
+        (json.dumps({**good, "bos": "two"}), "bos 'two'"),
+        (json.dumps({**good, "state": [{**part, "shape": [2, "elephants"]}]}), "elephants"),
+        (json.dumps({**good, "state": [{**part, "dtype": "float8"}]}), "float8"),
+        (json.dumps({**good, "state": [{"name": "keys"}]}), "cannot be read"),
+    ):
+        (tmp_path / FACTS).write_text(wrong, encoding="utf-8")
+        with pytest.raises(MeshcapError, match=message) as caught:
+            Facts.read(tmp_path)
+        assert "\n" not in str(caught.value)
+
+
+def test_folders_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(MeshcapError, match=r"has no runtime\.json"):
+        Captioner.from_pretrained(tmp_path)
+    with pytest.raises(MeshcapError, match="is no folder"):
+        Captioner.from_pretrained(tmp_path / "nowhere")
+    with pytest.raises(MeshcapError, match="no runtime 'torch'"):
+        Captioner.from_pretrained(tmp_path, runtime="torch")

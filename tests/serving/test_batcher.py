@@ -1,0 +1,162 @@
+"""Pictures of many clients together: the same captions as alone, and nobody pays for another's picture."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from meshcap.captioner import Captioner
+from meshcap.errors import FailedError
+from meshcap.regions import Regions
+from meshcap.serving.batcher import Batcher, Job
+from meshcap.serving.limits import RefusalError
+from meshcap.serving.wishes import Wishes, parsed
+from meshcap.vision.pictures import read_picture
+from serving import small
+
+SECONDS = 30  # patience of the tests, never reached
+
+
+@pytest.fixture
+def batches() -> list[int]:
+    return []
+
+
+@pytest.fixture
+def batcher(eyes: Captioner, batches: list[int]) -> Iterator[Batcher]:
+    """Waits for long enough that all pictures of a test come into one batch of up to eight."""
+    batcher = Batcher(eyes, batch=8, wait=0.3, noticed=lambda pictures, seconds: batches.append(pictures))
+    batcher.start()
+    yield batcher
+    batcher.close()
+
+
+def job(eyes: Captioner, number: int, **wishes: object) -> Job:
+    assert eyes.vision is not None
+    return Job(eyes.vision.preprocess.pixels(read_picture(small.picture(number))), parsed(wishes))
+
+
+def test_together_they_say_what_they_say_alone(eyes: Captioner, batcher: Batcher, batches: list[int]) -> None:
+    asked = [{}, {"beams": 2, "n_best": 2}, {}, {"strategy": "greedy"}, {"avoid": ["red"]}, {"attention": True}]
+    jobs = [job(eyes, number, **wishes) for number, wishes in enumerate(asked)]
+    for one in jobs:  # one by one, as from different clients
+        batcher.put([one])
+    found = [one.result.result(SECONDS) for one in jobs]
+    batcher.close()
+    assert batches == [6]
+    for number, (seen, one) in enumerate(zip(found, jobs, strict=True)):
+        alone = eyes.caption(small.picture(number), **one.wishes.described(0))
+        assert seen.caption.text == alone.text
+        assert seen.caption.log_probs == pytest.approx(alone.log_probs, abs=1e-4)
+        assert len(seen.caption.alternatives) == len(alone.alternatives)
+        assert (seen.boxes is not None) == one.wishes.attention
+
+
+def test_no_batch_is_larger_than_allowed(eyes: Captioner, batcher: Batcher, batches: list[int]) -> None:
+    jobs = [job(eyes, number) for number in range(19)]
+    batcher.put(jobs)
+    for one in jobs:
+        one.result.result(SECONDS)
+    batcher.close()
+    assert batches == [8, 8, 3]
+
+
+def test_wide_searches_are_decoded_in_parts(eyes: Captioner, batcher: Batcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    describe = eyes.describe
+    monkeypatch.setattr(eyes, "describe", lambda regions, **kw: sizes.append(len(regions)) or describe(regions, **kw))
+    jobs = [job(eyes, number) for number in range(7)]
+    for one in jobs:
+        one.width = 200
+    batcher.put(jobs)
+    assert [one.result.result(SECONDS).caption.text for one in jobs] == [
+        eyes.caption(small.picture(number)).text for number in range(7)
+    ]
+    assert sizes[:3] == [3, 3, 1]  # 640 hypotheses at most
+
+
+def test_draws_from_a_seed_do_not_depend_on_the_company(eyes: Captioner, batcher: Batcher) -> None:
+    wishes = {"strategy": "sample", "seed": 7, "n_best": 4}
+    jobs = [job(eyes, 0, **wishes), job(eyes, 1, **wishes), job(eyes, 0, **wishes)]
+    batcher.put(jobs)
+    first, _, third = (one.result.result(SECONDS).caption for one in jobs)
+    assert first == third and first.text == eyes.caption(small.picture(0), **jobs[0].wishes.described(7)).text
+
+
+def test_draws_without_a_seed_are_new_each_time(eyes: Captioner, batcher: Batcher) -> None:
+    jobs = [job(eyes, 0, strategy="sample", n_best=8, temperature=3) for _ in range(2)]
+    for one in jobs:
+        batcher.put([one])
+        one.result.result(SECONDS)
+    first, second = (one.result.result().caption for one in jobs)
+    assert first != second
+
+
+class Picky(torch.nn.Module):
+    """Eyes that fail at black pictures."""
+
+    def __init__(self, eyes: torch.nn.Module):
+        super().__init__()
+        self.eyes, self.preprocess, self.width = eyes, eyes.preprocess, eyes.width
+        self.device = torch.device("cpu")
+
+    def forward(self, pixels: Tensor) -> Regions:
+        if (pixels.flatten(1) == 0).all(1).any():
+            raise RuntimeError("too dark")
+        return self.eyes(pixels)
+
+
+@pytest.fixture
+def picky() -> Captioner:
+    captioner = small.captioner()
+    assert captioner.vision is not None
+    captioner.vision = Picky(captioner.vision)  # type: ignore[assignment]
+    return captioner
+
+
+def test_one_picture_does_not_spoil_the_others(
+    picky: Captioner, eyes: Captioner, caplog: pytest.LogCaptureFixture
+) -> None:
+    batcher = Batcher(picky, batch=8, wait=0.2)
+    batcher.start()
+    jobs = [job(eyes, 0), Job(torch.zeros(3, 16, 16, dtype=torch.uint8), Wishes()), job(eyes, 1)]
+    batcher.put(jobs)
+    assert jobs[0].result.result(SECONDS).caption.text == eyes.caption(small.picture(0)).text
+    with pytest.raises(FailedError, match=r"^the captioner failed at this picture$"):
+        jobs[1].result.result(SECONDS)
+    assert jobs[2].result.result(SECONDS).caption.text == eyes.caption(small.picture(1)).text
+    assert "too dark" in caplog.text  # for whoever runs the server, not for clients
+    batcher.close()
+
+
+def test_whoever_went_away_is_skipped(eyes: Captioner, batcher: Batcher, batches: list[int]) -> None:
+    jobs = [job(eyes, number) for number in range(3)]
+    batcher.put(jobs)
+    assert jobs[1].result.cancel()
+    jobs[2].result.result(SECONDS)
+    batcher.close()
+    assert batches == [2]
+
+
+def test_an_end_finishes_what_was_taken(eyes: Captioner, batcher: Batcher) -> None:
+    jobs = [job(eyes, number) for number in range(20)]
+    batcher.put(jobs)
+    closing = threading.Thread(target=batcher.close)
+    closing.start()
+    assert all(one.result.result(SECONDS).caption.words for one in jobs)
+    closing.join(SECONDS)
+    assert not batcher.alive and not batcher.thread.is_alive()
+    with pytest.raises(RefusalError, match="stopping") as refused:
+        batcher.put([job(eyes, 0)])
+    assert refused.value.status == 503 and refused.value.retry_after
+
+
+def test_the_pace_is_known(eyes: Captioner, batcher: Batcher) -> None:
+    assert batcher.pace == 0
+    one = job(eyes, 0)
+    batcher.put([one])
+    one.result.result(SECONDS)
+    batcher.close()
+    assert batcher.pace > 0
