@@ -321,6 +321,7 @@ def test_sigkill(here: Path, model: Path, command: list[str]) -> None:
     assert [row["path"] for row in read_lines(here / "c.errors.jsonl")] == ["photos/300.jpg"]
     left = files(here / "c.jsonl.parts")
     assert left == {"job.json", "lock"}
+    assert [name for name in files(here) if name.endswith(".part")] == []  # nor anything unfinished elsewhere
     said = {row["path"]: row["caption"] for row in rows}
     assert {str(path.with_suffix(".jpg")): path.read_text()[:-1] for path in Path("photos").glob("*.txt")} == said
     # A second folder, done without a kill: the same bytes.
@@ -332,6 +333,19 @@ def test_sigkill(here: Path, model: Path, command: list[str]) -> None:
     for path, text in said.items():
         with Image.open(path) as image:
             assert image.getexif()[0x010E] == text
+
+
+def test_what_a_kill_left_behind_is_swept_away(here: Path, model: Path) -> None:
+    """A kill leaves files under the names that they have while they are written."""
+    before = files(here)
+    (here / "c.csv.parts").mkdir()
+    names = [".c.csv.0a1b2c3d.part", "c.csv.parts/.job.json.0a1b2c3d.part", "photos/.000.txt.meshcap.part"]
+    for name in names:
+        (here / name).write_text("half")
+    (here / ".other.csv.0a1b2c3d.part").write_text("somebody else's")
+    assert batch(model, "photos", "--out", "c.csv", "--sidecar") == 0
+    made = {"c.csv", "c.csv.parts/job.json", "c.csv.parts/lock", *(f"photos/{number:03}.txt" for number in range(20))}
+    assert files(here) - before == made | {".other.csv.0a1b2c3d.part"}
 
 
 def test_replace_is_the_only_way_to_write(here: Path) -> None:

@@ -26,8 +26,8 @@ def batches() -> list[int]:
 
 @pytest.fixture
 def batcher(eyes: Captioner, batches: list[int]) -> Iterator[Batcher]:
-    """Waits for long enough that all pictures of a test come into one batch of up to eight."""
-    batcher = Batcher(eyes, batch=8, wait=0.3, noticed=lambda pictures, seconds: batches.append(pictures))
+    """Waits until eight pictures are there, or it is closed."""
+    batcher = Batcher(eyes, batch=8, wait=SECONDS, noticed=lambda pictures, seconds: batches.append(pictures))
     batcher.start()
     yield batcher
     batcher.close()
@@ -43,8 +43,8 @@ def test_together_they_say_what_they_say_alone(eyes: Captioner, batcher: Batcher
     jobs = [job(eyes, number, **wishes) for number, wishes in enumerate(asked)]
     for one in jobs:  # one by one, as from different clients
         batcher.put([one])
-    found = [one.result.result(SECONDS) for one in jobs]
     batcher.close()
+    found = [one.result.result(SECONDS) for one in jobs]
     assert batches == [6]
     for number, (seen, one) in enumerate(zip(found, jobs, strict=True)):
         alone = eyes.caption(small.picture(number), **one.wishes.described(0))
@@ -57,10 +57,8 @@ def test_together_they_say_what_they_say_alone(eyes: Captioner, batcher: Batcher
 def test_no_batch_is_larger_than_allowed(eyes: Captioner, batcher: Batcher, batches: list[int]) -> None:
     jobs = [job(eyes, number) for number in range(19)]
     batcher.put(jobs)
-    for one in jobs:
-        one.result.result(SECONDS)
     batcher.close()
-    assert batches == [8, 8, 3]
+    assert batches == [8, 8, 3] and all(one.result.done() for one in jobs)
 
 
 def test_wide_searches_are_decoded_in_parts(eyes: Captioner, batcher: Batcher, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,6 +69,7 @@ def test_wide_searches_are_decoded_in_parts(eyes: Captioner, batcher: Batcher, m
     for one in jobs:
         one.width = 200
     batcher.put(jobs)
+    batcher.close()
     assert [one.result.result(SECONDS).caption.text for one in jobs] == [
         eyes.caption(small.picture(number)).text for number in range(7)
     ]
@@ -81,15 +80,17 @@ def test_draws_from_a_seed_do_not_depend_on_the_company(eyes: Captioner, batcher
     wishes = {"strategy": "sample", "seed": 7, "n_best": 4}
     jobs = [job(eyes, 0, **wishes), job(eyes, 1, **wishes), job(eyes, 0, **wishes)]
     batcher.put(jobs)
+    batcher.close()
     first, _, third = (one.result.result(SECONDS).caption for one in jobs)
     assert first == third and first.text == eyes.caption(small.picture(0), **jobs[0].wishes.described(7)).text
 
 
-def test_draws_without_a_seed_are_new_each_time(eyes: Captioner, batcher: Batcher) -> None:
+def test_draws_without_a_seed_are_new_each_time(eyes: Captioner) -> None:
+    batcher = Batcher(eyes, batch=1, wait=0)
+    batcher.start()
     jobs = [job(eyes, 0, strategy="sample", n_best=8, temperature=3) for _ in range(2)]
-    for one in jobs:
-        batcher.put([one])
-        one.result.result(SECONDS)
+    batcher.put(jobs)
+    batcher.close()
     first, second = (one.result.result().caption for one in jobs)
     assert first != second
 
@@ -119,7 +120,7 @@ def picky() -> Captioner:
 def test_one_picture_does_not_spoil_the_others(
     picky: Captioner, eyes: Captioner, caplog: pytest.LogCaptureFixture
 ) -> None:
-    batcher = Batcher(picky, batch=8, wait=0.2)
+    batcher = Batcher(picky, batch=3, wait=SECONDS)
     batcher.start()
     jobs = [job(eyes, 0), Job(torch.zeros(3, 16, 16, dtype=torch.uint8), Wishes()), job(eyes, 1)]
     batcher.put(jobs)
@@ -135,9 +136,8 @@ def test_whoever_went_away_is_skipped(eyes: Captioner, batcher: Batcher, batches
     jobs = [job(eyes, number) for number in range(3)]
     batcher.put(jobs)
     assert jobs[1].result.cancel()
-    jobs[2].result.result(SECONDS)
     batcher.close()
-    assert batches == [2]
+    assert batches == [2] and jobs[0].result.done() and jobs[2].result.done()
 
 
 def test_an_end_finishes_what_was_taken(eyes: Captioner, batcher: Batcher) -> None:
@@ -155,8 +155,15 @@ def test_an_end_finishes_what_was_taken(eyes: Captioner, batcher: Batcher) -> No
 
 def test_the_pace_is_known(eyes: Captioner, batcher: Batcher) -> None:
     assert batcher.pace == 0
-    one = job(eyes, 0)
-    batcher.put([one])
-    one.result.result(SECONDS)
+    batcher.put([job(eyes, 0)])
     batcher.close()
     assert batcher.pace > 0
+
+
+def test_nobody_waits_for_company_for_ever(eyes: Captioner) -> None:
+    batcher = Batcher(eyes, batch=8, wait=0.01)
+    batcher.start()
+    one = job(eyes, 0)
+    batcher.put([one])
+    assert one.result.result(SECONDS).caption.words
+    batcher.close()

@@ -91,7 +91,9 @@ def test_a_request_has_its_time(gate: Gate, opened: Callable[..., TestClient]) -
     text = client.get("/metrics").text
     assert 'meshcap_pictures_total{result="late"} 2\n' in text and "meshcap_pictures_inside 0\n" in text
     gate.open.set()
-    assert asked(client).status_code == 200
+    until = time.monotonic() + 60
+    while asked(client).status_code != 200:  # on a busy machine even half a second may be over at once
+        assert time.monotonic() < until
 
 
 def test_clients_share_batches(opened: Callable[..., TestClient]) -> None:

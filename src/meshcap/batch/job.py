@@ -11,7 +11,7 @@ from pathlib import Path
 
 from meshcap.batch.deliver import Delivery
 from meshcap.batch.pages import fill
-from meshcap.batch.parts import ERRORS, Parts, Row
+from meshcap.batch.parts import ERRORS, Parts, Row, sweep
 from meshcap.batch.pictures import Picture
 from meshcap.batch.tables import errors_path, write_errors, write_table
 from meshcap.errors import FailedError
@@ -67,6 +67,7 @@ def run(
 def finish(parts: Parts, table: Path | None, *, words: bool, alternatives: bool) -> dict[str, int]:
     """The blocks as one table and a list of errors, and how many there are of what."""
     if table is not None:
+        sweep(table.parent, table.name)
         write_table(table, parts.rows(), words=words, alternatives=alternatives)
     write_errors(errors_file(parts.folder, table), parts.rows())
     counts = {"captions": 0, "withheld": 0, "errors": 0}

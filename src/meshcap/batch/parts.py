@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
+from glob import escape
 from pathlib import Path
 from typing import Any, Self
 
@@ -56,6 +57,7 @@ class Parts:
             self._lock = _locked(self.folder)
         except OSError as error:
             raise MeshcapError(f"{self.folder} cannot be written: {error.strerror or error}") from error
+        sweep(self.folder)
         try:
             self._agree()
         except BaseException:
@@ -133,6 +135,12 @@ class Parts:
                         yield json.loads(line)
             except (OSError, ValueError) as error:
                 raise FailedError(f"{self.path(block)} cannot be read: remove it and start again") from error
+
+
+def sweep(folder: Path, name: str = "") -> None:
+    """Take away what a killed job was writing, of all files or of one. Only for whoever holds the lock."""
+    for left in folder.glob(f".{escape(name) + '.' if name else ''}*.part"):
+        left.unlink(missing_ok=True)
 
 
 def lines(rows: Iterable[Row]) -> str:
