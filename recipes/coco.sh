@@ -32,7 +32,7 @@ meshcap train "$out/packed" --without "$out/without.txt" --out "$out/run" --seed
 
 # Between the model before self-critical training and the one after it: chosen on val.
 meshcap blend "$out/run/before-scst" "$out/run" --data "$out/packed" --split val --shares 0,0.4,0.6,0.7,0.8,0.9,1
-meshcap blend "$out/run/before-scst" "$out/run" --shares 0.9 --out "$out/blend"
+meshcap blend "$out/run/before-scst" "$out/run" --shares 0.7 --out "$out/blend"
 
 # What ships: weights of 8 bits, and a confidence that was measured.
 meshcap quantise "$out/blend" "$out/default" --bits 8
