@@ -4,13 +4,12 @@
 
 - Matrices that are multiplied by what comes in (`MatMul`) stay in 8 bits while they run. What comes in is rounded as it
   comes, with one scale for all of it, and onnxruntime does both in one kernel.
-- Kernels of convolutions are in 8 bits in the file alone: onnxruntime widens them once when it reads it, because its
-  convolutions of whole numbers are slower than those of floats.
+- Kernels of convolutions are in 8 bits in the file alone: onnxruntime widens them once when it reads it.
 - A table of words is looked up in 8 bits, and what was found is widened.
 - Small matrices and vectors stay as they are: they are few, and everything passes through them.
 
-Whole numbers are kept without a sign, 128 higher: processors that add products of signed and unsigned bytes in 16 bits
-(all x86 before VNNI) would overflow, and captions would depend on the machine.
+Whole numbers are kept without a sign, 128 higher: x86 processors before VNNI add products of signed and unsigned bytes
+in 16 bits, which may saturate, and captions would depend on the machine.
 """
 
 from __future__ import annotations
