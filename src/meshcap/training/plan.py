@@ -50,11 +50,12 @@ def complete(settings: TrainSettings, *, pictures: int, device: torch.device) ->
             chosen["options"] = {"loud_long_waves": True, **settings.options}
     choose("min_count", 5 if pictures >= 5_000 else 2 if pictures >= 500 else 1)
 
-    batch = min(pictures, choose("batch", (256 if large else 128) if gpu else 32))
+    fine_tuning = settings.start is not None
+    minutes = fine_tuning and not gpu  # a trained model has to be told little, and little is what a CPU can do
+    batch = min(pictures, choose("batch", (256 if large else 128) if gpu else 16 if minutes else 32))
     if batch != settings.batch:
         chosen["batch"] = batch
-    choose("captions", 2 if scratch else 5)  # new pictures teach eyes more than other words for the same
-    fine_tuning = settings.start is not None
+    choose("captions", 2 if scratch or minutes else 5)  # new pictures teach eyes more than other words for the same
     choose("lr", (1e-4 if fine_tuning else 5e-4) if not scratch else 1e-3)
     choose("lr_vision", (settings.lr or chosen["lr"]) * (1.0 if scratch else 0.3))
     choose("label_smoothing", 0.0 if scratch else 0.1)
@@ -64,9 +65,9 @@ def complete(settings: TrainSettings, *, pictures: int, device: torch.device) ->
     if scratch and not settings.xe_epochs:  # it is steps that eyes need, however few the pictures
         choose("xe_steps", max(800, round(4 * pictures / batch)))
     elif settings.xe_steps is None:
-        epochs = settings.xe_epochs or (10 if fine_tuning else 15 if large else 30 if gpu else 10)
+        epochs = settings.xe_epochs or (5 if minutes else 10 if fine_tuning else 15 if large else 30 if gpu else 10)
         # Epochs over a handful of pictures are too few steps to learn to speak.
-        least = 1 if settings.xe_epochs else 100 if fine_tuning else 500
+        least = 1 if settings.xe_epochs else 60 if minutes else 100 if fine_tuning else 500
         chosen["xe_steps"], chosen["xe_epochs"] = max(least, round(epochs * pictures / batch)), None
     scst_batch = min(pictures, choose("scst_batch", 16 if scratch else batch))
     if scst_batch != settings.scst_batch:
@@ -77,8 +78,8 @@ def complete(settings: TrainSettings, *, pictures: int, device: torch.device) ->
     if scratch and not settings.scst_epochs:
         choose("scst_steps", max(140, round(0.35 * pictures / scst_batch)))
     elif settings.scst_steps is None:
-        epochs = settings.scst_epochs or (5 if large else 24 if gpu else 3)
-        least = 1 if settings.scst_epochs else 50
+        epochs = settings.scst_epochs or (5 if large else 24 if gpu else 1 if minutes else 3)
+        least = 1 if settings.scst_epochs else 20 if minutes else 50
         chosen["scst_steps"], chosen["scst_epochs"] = max(least, round(epochs * pictures / scst_batch)), None
     if scratch and not gpu:
         choose("threads", 1)  # threads would mostly wait for each other over matrices this small
@@ -86,8 +87,10 @@ def complete(settings: TrainSettings, *, pictures: int, device: torch.device) ->
     steps = settings.xe_steps or chosen["xe_steps"]
     choose("compile", gpu and steps > 1_500)
     if settings.validate_every is None:
-        # Once an epoch, but of few pictures not after every other step, and at least four times.
-        chosen["validate_every"] = max(1, min(max(round(pictures / batch), steps // 30), steps // 4))
+        # Once an epoch, but of few pictures not after every other step, and at least four times (three, where it takes
+        # longer than the steps between).
+        least = steps // 3 if minutes else steps // 30
+        chosen["validate_every"] = max(1, min(max(round(pictures / batch), least), steps // (3 if minutes else 4)))
     return settings.but(**chosen)
 
 
