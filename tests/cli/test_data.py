@@ -68,6 +68,8 @@ def test_a_leak_is_code_1(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     names = folder / "without.txt"
     assert call(capsys, "check", folder, "--workers", 1, "--leave-out", names)[0] == 1
     assert names.read_text() == "1.png\n"
+    code, out, _ = call(capsys, "check", folder, "--workers", 1, "--without", names)
+    assert code == 0 and "train 8" in out
     code, _, err = call(capsys, "check", folder, "--fast", "--leave-out", names)
     assert code == 2 and "--leave-out" in err
 

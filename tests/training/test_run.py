@@ -12,11 +12,10 @@ import torch
 import tiny_data
 from meshcap import Captioner
 from meshcap.data.dataset import Dataset, Sample
-from meshcap.errors import MeshcapError
 from meshcap.models import pretrained
 from meshcap.training.checkpoint import latest
 from meshcap.training.log import read_log
-from meshcap.training.run import Run, fingerprint, left_in, with_val
+from meshcap.training.run import Run, fingerprint, with_val
 from meshcap.training.tasks import CrossEntropy
 from training.made_up import parts_of, scst_task, settings_of, trainer_of, xe_task
 
@@ -135,21 +134,6 @@ def test_the_model_before_self_critical_training_is_kept(data: Path, tmp_path: P
     assert not (tmp_path / "alone" / "before-scst").exists()
     assert tiny_data.call(tiny_data.train_words(data, tmp_path / "alone", xe=2)) == 0
     assert not (tmp_path / "alone" / "before-scst").exists()
-
-
-def test_pictures_may_be_left_out(tmp_path: Path) -> None:
-    samples = [sample(str(n)) for n in range(5)]
-    names = tmp_path / "without.txt"
-    names.write_text("# twins of test pictures\n3\n\n 1 \n")
-    assert [one.id for one in left_in(samples, names)] == ["0", "2", "4"]
-    names.write_text("3\n03\n")
-    with pytest.raises(MeshcapError, match=r"names '03', which is no training picture .* like '0'"):
-        left_in(samples, names)
-    names.write_text("0\n1\n2\n3\n4\n")
-    with pytest.raises(MeshcapError, match="names all 5"):
-        left_in(samples, names)
-    with pytest.raises(MeshcapError, match="cannot be read"):
-        left_in(samples, tmp_path / "no such file")
 
 
 def pretrained_weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -37,6 +37,9 @@ def check(
             help="Write the ids of training pictures that val or test has too, for `meshcap train --without`."
         ),
     ] = None,
+    without: Annotated[
+        Path | None, typer.Option(help="Look it over as training with this file of ids left out would see it.")
+    ] = None,
     workers: Workers = None,
     json: options.Json = False,
 ) -> None:
@@ -52,6 +55,10 @@ def check(
     if leave_out is not None and fast:
         raise MeshcapError("--fast opens no picture, so it finds none to leave out: give one of --fast, --leave-out")
     dataset = read_dataset(data, pictures=pictures)
+    if without is not None:
+        from meshcap.data.without import without as leave
+
+        dataset = leave(dataset, without)
     with _progress("looking at pictures", len(dataset)) as progress:
         report = look_over(dataset, fast=fast, workers=workers, progress=progress)
     if leave_out is not None:

@@ -21,6 +21,7 @@ from torch import Tensor
 from meshcap.captioner import VOCABULARY, Captioner
 from meshcap.data import Dataset, Sample, read_dataset
 from meshcap.data.dataset import hashed_split
+from meshcap.data.without import without
 from meshcap.errors import MeshcapError
 from meshcap.files import write_beside
 from meshcap.metrics.reward import CiderReward
@@ -83,9 +84,9 @@ class Run:
             read_dataset(settings.data, pictures=None if settings.pictures is None else Path(settings.pictures)),
             settings.val_share,
         )
-        train, val = data.split("train"), data.split("val")
         if settings.without is not None:
-            train = left_in(train, Path(settings.without))
+            data = without(data, Path(settings.without))
+        train, val = data.split("train"), data.split("val")
         if settings.val_pictures:
             val = val[: settings.val_pictures]
         settings = complete(settings, pictures=len(train), device=world.device)
@@ -354,29 +355,6 @@ def fingerprint(*splits: Sequence[Sample]) -> str:
         for sample in samples:
             digest.update("\0".join((sample.id, sample.split, *sample.captions)).encode() + b"\n")
     return digest.hexdigest()
-
-
-def left_in(samples: list[Sample], file: Path) -> list[Sample]:
-    """Samples whose ids a file does not name.
-
-    Raises:
-        MeshcapError: the file cannot be read, or names a picture that is not among them, or all of them.
-    """
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        raise MeshcapError(f"{file} cannot be read ({error}): expected ids of pictures, one a line") from error
-    ids = {line.strip() for line in lines if line.strip() and not line.startswith("#")}
-    missing = sorted(ids - {sample.id for sample in samples})
-    if missing:
-        raise MeshcapError(
-            f"{file} names {missing[0]!r}, which is no training picture ({len(missing)} such): expected ids "
-            f"like {samples[0].id!r}"
-        )
-    kept = [sample for sample in samples if sample.id not in ids]
-    if not kept:
-        raise MeshcapError(f"{file} names all {len(samples):,} training pictures: nothing is left to learn from")
-    return kept
 
 
 def with_val(data: Dataset, share: float) -> Dataset:

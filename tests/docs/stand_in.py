@@ -1,0 +1,127 @@
+"""`meshcap`, `pip`, `make` and `python` as the shell finds them while examples run.
+
+`meshcap` is the real command line with less to do: fewer steps, smaller networks, a tiny model in the place of the one
+that comes with the package. A server is started, asked whether it is well, and stopped. `pip` and `make` only see that
+what they are asked for exists.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+import tomllib
+import urllib.request
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+MODEL = "MESHCAP_DOCS_MODEL"
+NEEDS_NO_MODEL = ("tokenize", "score", "--version", "--help")
+
+FEWER = {
+    "train": "--xe-steps 4 --scst-steps 2 --batch 4 --set scst_batch=4 --set validate_every=2 --set workers=1 "
+    "--min-count 1 --threads 1 --track none",
+    "evaluate": "--bootstrap 20 --threads 1",
+    "score": "--bootstrap 20",
+    "data draw": "--count 24 --val 24 --test 24 --workers 1",
+    "ntm": "--steps 3 --batch 2",
+    "bench caption": "--no-peers --pictures 2 --repeat 1 --threads 1",
+    "bench serve": "--clients 2 --requests 4",
+    "explain": "--threads 1",
+}
+
+
+def install(folder: Path, model: Path) -> dict[str, str]:
+    """Put the stand-ins into a folder: the environment in which they are found."""
+    folder.mkdir(parents=True)
+    for name in ("meshcap", "pip", "make"):
+        script = folder / name
+        # Processes that a command starts import this file again, hence the question.
+        call = f"from docs.stand_in import {name}\nif __name__ == '__main__':\n    {name}()\n"
+        script.write_text(f"#!{sys.executable}\n{call}", encoding="utf-8")
+        script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    (folder / "python").symlink_to(sys.executable)
+    return {
+        **os.environ,
+        "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT / "tests"),
+        MODEL: str(model),
+        "OMP_NUM_THREADS": "1",
+        "WANDB_MODE": "offline",
+        "HF_HUB_OFFLINE": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+
+
+def meshcap() -> None:
+    words = sys.argv[1:]
+    if words[:1] == ["serve"]:
+        sys.exit(serve(words))
+    run(quicker(words))
+
+
+def run(words: list[str]) -> None:
+    from meshcap import cli
+
+    if words and words[0] not in NEEDS_NO_MODEL:
+        from meshcap.models import pretrained
+
+        pretrained.PACKAGED = Path(os.environ[MODEL])
+    cli.main(words)
+
+
+def quicker(words: list[str]) -> list[str]:
+    """The later of two equal options holds."""
+    more = FEWER.get(words[0]) or FEWER.get(" ".join(words[:2])) or ""
+    if words[0] == "train":
+        if "--resume" in words:
+            return words
+        if "--from" not in words:
+            more += " --set d_model=16"
+        if not {"--from", "--vision", "--features"} & set(words):
+            more += " --vision patches --size 48"
+    return [*words, *more.split()]
+
+
+def serve(words: list[str]) -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    code = "import sys; from docs.stand_in import run; run(sys.argv[1:])"
+    server = subprocess.Popen([sys.executable, "-c", code, *words, "--port", str(port)])
+    try:
+        until = time.monotonic() + 120
+        while server.poll() is None and time.monotonic() < until:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5) as answer:
+                    json.load(answer)
+                break
+            except OSError:
+                time.sleep(0.2)
+        server.send_signal(signal.SIGTERM)
+        return server.wait(60)
+    finally:
+        server.kill()
+
+
+def pip() -> None:
+    """Nothing is installed: the extras must be those of the project."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    if sys.argv[1] != "install":
+        sys.exit(f"pip {sys.argv[1]}?")
+    for word in sys.argv[2:]:
+        for extras in re.findall(r"^meshcap\[(.+)\]$", word):
+            if unknown := set(extras.split(",")) - set(project["optional-dependencies"]):
+                sys.exit(f"no extra {unknown}")
+
+
+def make() -> None:
+    path = os.environ["PATH"].partition(os.pathsep)[2]
+    done = subprocess.run(["make", "--dry-run", *sys.argv[1:]], cwd=ROOT, env={**os.environ, "PATH": path})
+    sys.exit(done.returncode)
