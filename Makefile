@@ -8,7 +8,7 @@ TEST_ENV := RAY_USAGE_STATS_ENABLED=0 WANDB_MODE=offline HF_HUB_OFFLINE=1
 PYTEST := $(TEST_ENV) $(PY) -m pytest -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-train test test-all lint bench
+.PHONY: help demo demo-train test test-all lint bench docs
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -34,6 +34,10 @@ bench: .venv/.dev ## print the performance tables
 	@.venv/bin/meshcap bench train-step
 	@.venv/bin/meshcap bench score
 
+docs: .venv/.docs ## build the documentation site into site/; a warning is an error
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
+	@echo "site/ is built; to read it: $(PY) -m http.server --bind 127.0.0.1 --directory site"
+
 # Stamps: installed when the stamp is newer than what says what to install.
 $(PY):
 	@echo "making .venv with $$($(PYTHON) --version)"
@@ -47,4 +51,9 @@ $(PY):
 .venv/.dev: pyproject.toml constraints.txt | $(PY)
 	@echo "installing meshcap[dev] into .venv"
 	@$(PIP) -e ".[dev]"
+	@touch $@ .venv/.demo
+
+.venv/.docs: pyproject.toml constraints.txt | $(PY)
+	@echo "installing meshcap[docs] into .venv"
+	@$(PIP) -e ".[docs]"
 	@touch $@ .venv/.demo

@@ -18,7 +18,6 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md", "model-card.md": "MODEL_CARD.md"}
 GALLERY = "<!-- gallery -->"
-SHOWN = 6  # pictures of the gallery: two rows of three
 
 
 def on_config(config: Any) -> Any:
@@ -62,7 +61,9 @@ def site_links(text: str, *, to_root: str, to_docs: str) -> str:
     pages = {**{source: page for page, source in PAGES.items()}, "README.md": "index.md", "examples/": "examples/"}
     for source, page in pages.items():
         text = text.replace(f"]({to_root}{source}", f"]({to_docs}{page}")
-    return text
+    # Scripts, results and code are in the repository, not on the site: their names stay, without a link.
+    away = rf"(?<!!)\[([^][]*)\]\({re.escape(to_root)}(?:src|tests|recipes|results|examples)(?:/[^()]*)?\)"
+    return re.sub(away, r"\1", text)
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
@@ -79,8 +80,9 @@ def gallery(captions: Path = ROOT / "examples" / "captions.json") -> str:
         return ""
     told = json.loads(captions.read_text(encoding="utf-8"))
     figures = [
-        f'<figure><img src="examples/{name}" alt="" loading="lazy"><figcaption>{html.escape(caption)}</figcaption></figure>'
-        for name, caption in list(told.items())[:SHOWN]
+        f'<figure><img src="examples/{name}" alt="" loading="lazy">'
+        f"<figcaption>{html.escape(caption)}</figcaption></figure>"
+        for name, caption in told.items()
     ]
     return '<div class="gallery">\n' + "\n".join(figures) + "\n</div>"
 
@@ -95,5 +97,7 @@ def on_page_content(content: str, **_: Any) -> str:
 def as_mathml(given: str, *, block: bool) -> str:
     r"""\(…\) or \[…\] in HTML, as arithmatex leaves it, to MathML, which browsers know by themselves."""
     latex = html.unescape(given).strip()[2:-2]
+    if "$" in latex:
+        raise ValueError(f"two formulas in one, an empty line between them is missing: {latex}")
     found = convert(latex, display="block" if block else "inline")
     return f'<div class="formula">{found}</div>' if block else found

@@ -12,13 +12,14 @@ import os
 import re
 import signal
 import socket
-import stat
 import subprocess
 import sys
 import time
 import tomllib
 import urllib.request
 from pathlib import Path
+
+from docs import warm
 
 ROOT = Path(__file__).parents[2]
 MODEL = "MESHCAP_DOCS_MODEL"
@@ -37,19 +38,9 @@ FEWER = {
 }
 
 
-def install(folder: Path, model: Path) -> dict[str, str]:
-    """Put the stand-ins into a folder: the environment in which they are found."""
-    folder.mkdir(parents=True)
-    for name in ("meshcap", "pip", "make"):
-        script = folder / name
-        # Processes that a command starts import this file again, hence the question.
-        call = f"from docs.stand_in import {name}\nif __name__ == '__main__':\n    {name}()\n"
-        script.write_text(f"#!{sys.executable}\n{call}", encoding="utf-8")
-        script.chmod(script.stat().st_mode | stat.S_IXUSR)
-    (folder / "python").symlink_to(sys.executable)
+def environment(model: Path) -> dict[str, str]:
     return {
         **os.environ,
-        "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT / "tests"),
         MODEL: str(model),
         "OMP_NUM_THREADS": "1",
@@ -57,6 +48,16 @@ def install(folder: Path, model: Path) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
     }
+
+
+def install(folder: Path, door: str) -> None:
+    """Put the stand-ins into a folder. Those of ours ask a process that has imported everything already."""
+    folder.mkdir(parents=True, exist_ok=True)
+    scripts = {name: warm.client(name, door) for name in ("meshcap", "pip", "make")}
+    scripts["python"] = f'#!/bin/sh\nexec {sys.executable} "$@"\n'
+    for name, text in scripts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+        (folder / name).chmod(0o755)
 
 
 def meshcap() -> None:

@@ -4,13 +4,16 @@ Every shell block begins with that folder as it was (less what the block itself 
 their names, from top to bottom.
 """
 
+import os
+import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from docs import prepared, stand_in
+from docs import prepared, stand_in, warm
 from docs.pages import BLOCKS, ROOT, SHELLS, Block
 from docs.shell import commands_of, lines_of, meshcap_words
 from meshcap.models import pretrained
@@ -26,10 +29,15 @@ RUN = [block for block in BLOCKS if block.reason is None]
 SHELL = [
     block
     for block in RUN
-    if block.language in SHELLS and (block.page not in ELSEWHERE or "meshcap bench" in block.text)
+    if block.language in SHELLS
+    and block.page != EXPORTED
+    and (block.page not in ELSEWHERE or "meshcap bench" in block.text)
 ]
 PAGES = sorted({block.page for block in RUN if block.language == "python"} - {*ELSEWHERE, EXPORTED})
 PYTHON = {page: [block for block in RUN if block.page == page and block.language == "python"] for page in PAGES}
+LONG = re.compile(
+    r"meshcap (train|evaluate|calibrate|explain|export|bench|ntm|serve|data (check|pack|features))\b|python -m|--spice"
+)
 # What stands at the top of the file that an example is a part of.
 BEFORE = {
     "CONTRIBUTING.md": "from dataclasses import dataclass\nimport torch\n"
@@ -43,6 +51,12 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder.mkdir()
     prepared.make(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def door(reader: Path) -> Iterator[str]:
+    with warm.running(stand_in.environment(reader / prepared.MODELS[0])) as door:
+        yield door
 
 
 @pytest.fixture
@@ -72,29 +86,45 @@ def execute(blocks: list[Block]) -> None:
         exec(compile(padded, ROOT / block.page, "exec"), names)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash on this machine")
-@pytest.mark.parametrize("block", SHELL, ids=lambda block: block.place)
-def test_shell(block: Block, folder: Path, reader: Path) -> None:
-    shell(block, folder, reader)
+@pytest.mark.parametrize(
+    "block",
+    [pytest.param(one, marks=[pytest.mark.slow] if LONG.search(one.text) else [], id=one.place) for one in SHELL],
+)
+def test_shell(block: Block, folder: Path, reader: Path, door: str) -> None:
+    shell(block, folder, reader, door)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash on this machine")
-def test_python_of_exported_captioners(folder: Path, reader: Path) -> None:
+def test_exporting(folder: Path, reader: Path, door: str) -> None:
+    """The page's Python reads what its commands wrote."""
     of_page = [block for block in RUN if block.page == EXPORTED]
-    shell(next(block for block in of_page if block.language == "sh"), folder, reader)
+    for block in of_page:
+        if block.language in SHELLS:
+            shell(block, folder, reader, door)
     execute([block for block in of_page if block.language == "python"])
 
 
-def shell(block: Block, folder: Path, reader: Path) -> None:
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash on this machine")
+@pytest.mark.parametrize(
+    "text", ["meshcap caption none.jpg", "meshcap caption photo.jpg | grep -q nothing", 'pip install "meshcap[what]"']
+)
+def test_an_example_that_fails_is_noticed(text: str, folder: Path, reader: Path, door: str) -> None:
+    with pytest.raises(AssertionError, match=r"here\.md:1"):
+        shell(Block("here.md", 1, "sh", text, None), folder, reader, door)
+
+
+def shell(block: Block, folder: Path, reader: Path, door: str) -> None:
     lines = lines_of(block.text, block.language)
     for words in filter(None, map(meshcap_words, commands_of(lines))):
         for name in made_by(words):
             remove(folder / name)
         if "--resume" in words:
             begin(Path(words[1]), Path(words[words.index("--out") + 1]))
-    env = stand_in.install(folder.parent / "bin", reader / prepared.MODELS[0])
+    stand_in.install(folder.parent / "bin", door)
+    env = stand_in.environment(reader / prepared.MODELS[0])
+    env["PATH"] = f"{folder.parent / 'bin'}{os.pathsep}{env['PATH']}"
     script = "set -euo pipefail\nshopt -s globstar\n" + "\n".join(lines) + "\n"
     done = subprocess.run(["bash", "-c", script], cwd=folder, env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, f"{block.place}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"

@@ -51,5 +51,12 @@ def test_every_page_is_in_the_navigation() -> None:
     assert listed - there <= MADE
 
 
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_nothing_is_left_to_fill_in(path: Path) -> None:
+    """A figure that was to come later: @TABLE@, TEST_CIDER, or a word in capitals on a line of its own."""
+    text = re.sub(r"`[^`]*`|\]\([^)]*\)|\w+\.md", "", prose_of(path.read_text(encoding="utf-8")))
+    assert not re.findall(r"^[A-Z]{4,}$|@[A-Z]+@|\b[A-Z]{2,}_[A-Z0-9_]+\b", text, re.MULTILINE)
+
+
 def test_something_is_checked() -> None:
     assert sum(len(targets(path)) for path in PAGES) > 50

@@ -5,6 +5,7 @@ import json
 import re
 from pathlib import Path
 from types import ModuleType
+from urllib.parse import unquote
 
 import pytest
 
@@ -91,6 +92,20 @@ def test_search_knows_every_page(site: Path) -> None:
 
 
 @pytest.mark.slow
+def test_every_link_of_the_site_leads_somewhere(site: Path) -> None:
+    broken = []
+    for path in site.rglob("index.html"):
+        for target in re.findall(r'(?:href|src)="([^"]*)"', path.read_text(encoding="utf-8")):
+            name = target.partition("#")[0].partition("?")[0]
+            if not name or re.match(r"[a-z]+:|//", name):
+                continue
+            to = path.parent / unquote(name)
+            if not (to / "index.html" if to.is_dir() else to).is_file():
+                broken.append(f"{path.relative_to(site)}: {target}")
+    assert not broken
+
+
+@pytest.mark.slow
 def test_links_out_of_docs_stay_in_the_site(site: Path) -> None:
     assert 'href="changelog/"' in (site / "index.html").read_text(encoding="utf-8")
     assert 'href="../changelog/"' in page(site, "api")
@@ -110,6 +125,7 @@ def test_links(hooks: ModuleType) -> None:
     assert hooks.from_root("[a](docs/model.md#b) [c](CHANGELOG.md)") == "[a](model.md#b) [c](changelog.md)"
     links = hooks.site_links("[c](../../CHANGELOG.md) [r](../../README.md)", to_root="../../", to_docs="../")
     assert links == "[c](../changelog.md) [r](../index.md)"
+    assert hooks.from_root("[`r`](recipes/coco.sh), [e](examples)") == "`r`, e"
 
 
 def test_missing_pages_leave_the_navigation(hooks: ModuleType) -> None:
