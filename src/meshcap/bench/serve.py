@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import io
 import queue
+import signal
 import statistics
 import subprocess
 import sys
@@ -134,6 +135,8 @@ def running(model: str, options: Sequence[str]) -> Iterator[int]:
     """
     words = [sys.executable, "-m", "meshcap.cli", "serve", "--model", model, "--port", "0", *options]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    at_hand = threading.current_thread() is threading.main_thread()  # no other thread may say what a signal does
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)) if at_hand else None  # the server goes first
     assert process.stdout is not None and process.stderr is not None
     told: list[str] = []
     reader = threading.Thread(target=_follow, args=(process.stderr, told), daemon=True)  # a full pipe would stop it
@@ -149,6 +152,8 @@ def running(model: str, options: Sequence[str]) -> Iterator[int]:
         process.terminate()
         process.wait()
         process.stdout.close()
+        if at_hand:
+            signal.signal(signal.SIGTERM, before)
 
 
 def _follow(lines: IO[str], into: list[str]) -> None:
