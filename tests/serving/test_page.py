@@ -252,6 +252,7 @@ def test_dark_and_light_are_readable(browser: Browser, photo: Path) -> None:
     for dark in (False, True):
         browser.look(1200, 900, dark=dark)
         drop(browser, photo)
+        browser.wait("document.getAnimations().length === 0")  # colours on their way are neither
         for selector in "h1 #about .word .percent .name .hint #pick #camera .choice output .others".split():
             ratio = browser.evaluate(CONTRAST % json.dumps(selector))
             assert ratio >= 4.5, (selector, dark, ratio)

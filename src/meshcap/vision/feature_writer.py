@@ -80,7 +80,8 @@ class FeatureWriter:
             self.folder.mkdir(parents=True, exist_ok=True)
             if about.is_file():
                 self._check(self.folder, json.loads(about.read_text(encoding="utf-8")))
-                for part in self.folder.glob(".*.part"):  # half of a file, of a run that was killed
+                # Half of a file, of a run that was killed; safetensors has a name of its own for such.
+                for part in (*self.folder.glob(".*.part"), *self.folder.glob(".tmp*")):
                     part.unlink()
                 self.done |= Folder(self.folder).ids
             elif any(self.folder.iterdir()):
