@@ -273,6 +273,26 @@ def test_eyes_learn_from_what_was_said(accumulate: int) -> None:
         torch.testing.assert_close(found[name], weight.grad, atol=1e-6, rtol=1e-3, msg=name)
 
 
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_hidden_regions_are_hidden_from_both_passes(accumulate: int) -> None:
+    """Words are drawn from some of the regions, judged by the same ones, and eyes learn through those alone."""
+    parts, looking = seeing_parts()
+    settings = settings_of(scst_lr_vision=1e-3, scst_region_dropout=0.5, accumulate=accumulate)
+    task = SelfCritical(parts, looking, reward(), table(), settings, World(CPU), compiled=False)
+    seen = []
+    speak = task.speaker.speak
+    task.speaker.speak = lambda regions, seed: seen.append(regions) or speak(regions, seed)
+    parts.vision.requires_grad_(True)
+    task.ready()
+    measured = task.backward(BATCH, 4)
+    assert measured["disagreement"] < 1e-5
+    everything = parts.vision(looking.pixels[torch.from_numpy(BATCH)])
+    assert sum(len(one.features) for one in seen) == len(BATCH)
+    assert {one.features.shape[1] for one in seen} == {everything.features.shape[1] // 2}
+    assert not torch.equal(seen[0].boxes[0], seen[0].boxes[1])  # each picture has its own
+    assert sum(weight.grad.abs().sum() for weight in parts.vision.parameters()) > 0
+
+
 def test_fewer_captions_may_be_mixed_in() -> None:
     parts = parts_of()
     one = scst_task(parts, settings_of(xe_weight=0.3, xe_captions=1))

@@ -27,6 +27,11 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def ahead_of_reader(workers: int | None = None) -> int:
+    """How many items, at most, `spread` has begun of which the reader has not heard."""
+    return ((cores() if workers is None else workers) * AHEAD + 1) * CHUNK
+
+
 def spread(work: Callable[[Item], Result], items: Iterable[Item], workers: int | None = None) -> Iterator[Result]:
     """`map(work, items)` by several processes; `work` is a function of a module, or a partial of one.
 

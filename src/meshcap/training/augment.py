@@ -55,13 +55,24 @@ def augment(pixels: Tensor, mirror: Tensor, strength: float) -> Tensor:
 
 def hide_some(regions: Regions, share: float) -> Regions:
     """A random choice of the regions of each picture, the same number in all: fewer to look at, and no mask."""
+    return only(regions, some_places(regions, share))
+
+
+def some_places(regions: Regions, share: float) -> Tensor | None:
+    """(B, N') the regions of each picture that are not hidden; None: all are seen."""
     count = regions.features.shape[1]
     kept = max(1, round(count * (1 - share)))
     if kept == count or regions.mask is not None:
+        return None
+    return torch.rand(regions.features.shape[:2], device=regions.features.device).topk(kept).indices
+
+
+def only(regions: Regions, places: Tensor | None) -> Regions:
+    """These regions (B, N') of each picture."""
+    if places is None:
         return regions
-    order = torch.rand(regions.features.shape[:2], device=regions.features.device).topk(kept).indices
 
     def pick(tensor: Tensor) -> Tensor:
-        return tensor.gather(1, order[..., None].expand(-1, -1, tensor.shape[-1]))
+        return tensor.gather(1, places[..., None].expand(-1, -1, tensor.shape[-1]))
 
     return Regions(pick(regions.features), None if regions.boxes is None else pick(regions.boxes))

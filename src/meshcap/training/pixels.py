@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import islice
 from typing import Literal
 
+import numpy
 import torch
 from torch import Tensor
 
 from meshcap.data.dataset import Sample
-from meshcap.data.pool import cores, spread
+from meshcap.data.pool import ahead_of_reader, cores, spread
 from meshcap.errors import MeshcapError
 from meshcap.vision.base import Preprocess
 from meshcap.vision.pictures import read_picture
-from meshcap.vision.squares import square
+from meshcap.vision.squares import squares_into
 
 Keep = Literal["device", "memory", "none"]
-MANY = 10_000  # pictures for which it is worth a few seconds to start processes
+MANY = 3_000  # pictures for which it is worth a few seconds to start processes
 
 
 def decoded(sample: Sample, preprocess: Preprocess) -> Tensor:
@@ -67,15 +69,24 @@ class Pixels:
     def _read_by_processes(self, target: Tensor, tell: Callable[[int, int], object], block: int = 512) -> None:
         """As `_read_all`, by processes: Pillow's AVIF decoder does not let go of the interpreter.
 
-        On 16 cores threads decode 594 pictures/s of 256 px, processes 8,138; handing them over leaves some 1,000.
+        They leave their pictures in a file that is read here and written again, so that it never leaves memory.
         """
         count, size = len(self.samples), self.preprocess.size
-        found = spread(partial(square, size=size, geometry=self.preprocess.geometry), self.samples)
-        for start in range(0, count, block):
-            numbers = slice(start, min(start + block, count))
-            content = torch.frombuffer(bytearray(b"".join(islice(found, block))), dtype=torch.uint8)
-            target[numbers] = content.to(target.device).view(-1, size, size, 3).permute(0, 3, 1, 2)
-            tell(numbers.stop, count)
+        room = block + ahead_of_reader()  # what was told of but not read yet, and what is being decoded
+        with tempfile.NamedTemporaryFile(prefix="meshcap-") as file:
+            file.truncate(room * size * size * 3)
+            shown = numpy.memmap(file.name, numpy.uint8, "r", shape=(room, size, size, 3))
+            work = partial(squares_into, file.name, room, size=size, geometry=self.preprocess.geometry)
+            done = spread(work, enumerate(self.samples))
+            for start in range(0, count, block):
+                numbers = numpy.arange(start, min(start + block, count))
+                for _ in islice(done, len(numbers)):
+                    pass
+                content = torch.from_numpy(shown[numbers % room])
+                target[start : start + len(numbers)] = content.to(target.device).permute(0, 3, 1, 2)
+                tell(start + len(numbers), count)
+            for _ in done:  # there is none: this lets go of the processes
+                pass
 
     def _read_all(self, target: Tensor, tell: Callable[[int, int], object], block: int = 512) -> None:
         count = len(self.samples)

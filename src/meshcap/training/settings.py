@@ -77,6 +77,7 @@ class TrainSettings:
     scst_lr: float | None = None
     scst_lr_vision: float = 0.0  # 0: the vision is frozen, and looks at each picture once
     scst_augment: float = 0.0  # strength from 0 to 1; above 0 pictures are looked at anew in every step
+    scst_region_dropout: float = 0.0  # share of the regions hidden while a picture is spoken of
     scst_ema: float = 0.0
     samples: int = 5
     search: Literal["sample", "beam"] = "sample"
@@ -181,7 +182,7 @@ _POSITIVE = (
 _NOT_NEGATIVE = (
     "slots lr_vision weight_decay scst_lr_vision top_k xe_weight seed val_pictures patience frozen_stages"
 ).split()
-_SHARES = "val_share dropout warmup label_smoothing ema scst_ema region_dropout".split()
+_SHARES = "val_share dropout warmup label_smoothing ema scst_ema region_dropout scst_region_dropout".split()
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:

@@ -20,7 +20,7 @@ from meshcap.metrics.reward import CiderReward
 from meshcap.models import CaptionModel
 from meshcap.regions import Regions
 from meshcap.text import Vocabulary
-from meshcap.training.augment import hide_some
+from meshcap.training.augment import hide_some, only, some_places
 from meshcap.training.captions import Array, CaptionTable, rectangles
 from meshcap.training.distributed import World
 from meshcap.training.eyes import Eyes, View, see
@@ -153,24 +153,27 @@ class SelfCritical:
     def backward(self, everyone: Array, step: int) -> Measures:
         device, settings, pad = self.world.device, self.settings, self.parts.model.config.pad
         parts = shares(everyone, self.world, settings.accumulate)
-        spoken: list[tuple[View, Regions, Hypotheses, Tensor]] = []
+        spoken: list[tuple[View, Regions, Tensor | None, Hypotheses, Tensor]] = []
         for place, share in enumerate(parts):
             pictures = torch.from_numpy(everyone[share])
             view = self.eyes.view(pictures, training=True)
             regions = self._regions(view, keep=len(parts) == 1)
+            # The same regions are hidden while words are drawn and while they are judged.
+            places = some_places(regions, settings.scst_region_dropout)
+            regions = only(regions, places)
             # Ranks and parts draw different words.
             seed = int(rng(settings.seed, step, self.world.rank, place).integers(2**62))
             found = self.speaker.speak(regions.each(Tensor.detach), seed)
-            spoken.append((view, regions, found, self.reward(found.ids, pictures.to(device))))
-        words = self.world.sum(torch.stack([(found.ids != pad).sum() for _, _, found, _ in spoken]).sum().float())
+            spoken.append((view, regions, places, found, self.reward(found.ids, pictures.to(device))))
+        words = self.world.sum(torch.stack([(found.ids != pad).sum() for *_, found, _ in spoken]).sum().float())
         chosen, xe_words = self._told_by_people(everyone, step) if settings.xe_weight else (None, 1)
         measured = {
             name: torch.zeros((), device=device) for name in ("loss", "reward", "spread", "length", "disagreement")
         }
         pictures_of_all = len(everyone)
-        for share, (view, regions, found, rewards) in zip(parts, spoken, strict=True):
+        for share, (view, regions, places, found, rewards) in zip(parts, spoken, strict=True):
             if self.learning_to_see and len(parts) > 1:  # memory is short: what was seen was not kept for a gradient
-                regions = self._regions(view, keep=True)
+                regions = only(self._regions(view, keep=True), places)
             # The vision's own backward comes once, after everything that was made of what it saw.
             leaf = regions.each(Tensor.detach)
             leaf.features.requires_grad_(self.learning_to_see)

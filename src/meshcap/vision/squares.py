@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, BinaryIO
 
 from meshcap.errors import MeshcapError
 from meshcap.vision.pictures import read_picture
@@ -25,6 +26,23 @@ def square(sample: Sample, *, size: int, geometry: str) -> bytes:
         return shown(read_picture(sample.picture.read(), at_least=size), size, geometry).tobytes()
     except MeshcapError as error:
         raise MeshcapError(f"{sample.picture}: {error} (meshcap data check lists all such pictures)") from error
+
+
+def squares_into(path: str, room: int, numbered: tuple[int, Sample], *, size: int, geometry: str) -> None:
+    """Write the bytes of `square` to a file that has room for so many pictures, a later one in an earlier one's place.
+
+    Through a pipe every picture would be copied by the one process that waits for all of them.
+    """
+    number, sample = numbered
+    content = square(sample, size=size, geometry=geometry)
+    file = _opened(path)
+    file.seek((number % room) * len(content))
+    file.write(content)
+
+
+@lru_cache(maxsize=1)
+def _opened(path: str) -> BinaryIO:
+    return open(path, "r+b", buffering=0)  # for as long as the process lives
 
 
 def _one_thread() -> None:
