@@ -90,21 +90,19 @@ class Captioner:
         if name_or_folder == DEFAULT:
             name_or_folder = folder_of(DEFAULT)
         vocabulary = Vocabulary.load(find_file(name_or_folder, VOCABULARY, **hub))
-        captioner = cls(
-            load(name_or_folder, **hub),
-            vocabulary,
-            load_vision(name_or_folder, **hub),
-            load_calibration(name_or_folder, **hub),
-        )
         int8 = dtype == torch.int8
-        for part in (captioner.model, captioner.vision):
-            if part is not None:
-                part.to(device=device, dtype=torch.float32 if int8 else dtype).requires_grad_(False)
-        if torch.device(device).type == "cpu" or int8:
-            pack(captioner.model, int8=int8)
-            if captioner.vision is not None:
-                captioner.vision.fold()
-        return captioner
+        kept = torch.float32 if int8 else dtype
+        on_cpu = torch.device(device).type == "cpu"
+        # The model is made smaller before the eyes are read: at no time is all of it there in float32.
+        model = load(name_or_folder, **hub).to(device=device, dtype=kept).requires_grad_(False)
+        if on_cpu or int8:
+            pack(model, int8=int8)
+        vision = load_vision(name_or_folder, **hub)
+        if vision is not None:
+            vision.to(device=device, dtype=kept).requires_grad_(False)
+            if on_cpu or int8:
+                vision.fold()
+        return cls(model, vocabulary, vision, load_calibration(name_or_folder, **hub))
 
     def save_pretrained(self, folder: str | Path, *, bits: Bits = 32) -> None:
         """Write vision, vocabulary, calibration and model into a folder, each file whole or not at all.

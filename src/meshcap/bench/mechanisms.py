@@ -1,90 +1,44 @@
 """Every captioner on one bench: the same regions, words, steps and searches; only the mechanism differs.
 
-Each case is trained by cross-entropy for the same number of steps from several seeds, captions the same pictures by
-beam search, and is compared with M² picture by picture. Runs that are done stand in `results.jsonl` and are not done
-again, so that a bench can be stopped and taken up. Whatever looks at the pictures looks once, for all runs.
+First the speed of each case is measured, alone. Then each is trained by cross-entropy for the same number of steps from
+several seeds, captions the same pictures by beam search, and is compared with M² picture by picture. What is done
+stands in `results.jsonl` and is not done again, so that a bench can be stopped and taken up. Whatever looks at the
+pictures looks once, for all runs of a process.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import time
+import gc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
-import numpy
 import torch
 
+from meshcap.bench.measure import machine
+from meshcap.bench.mechanisms_cases import REFERENCE, chosen_cases, slow_first
+from meshcap.bench.mechanisms_jobs import Job, in_turn, side_by_side, told_of
 from meshcap.bench.mechanisms_page import page, plot
+from meshcap.bench.mechanisms_results import BENCH, Bench, Results, Row, comparable, signature
+from meshcap.bench.mechanisms_runs import BEAMS, WORDS, prepared, splits, timing_of, work_of, worker
+from meshcap.bench.mechanisms_speed import speed_plot
+from meshcap.data import Sample
+from meshcap.data.pool import cores
 from meshcap.errors import FailedError, MeshcapError
 from meshcap.files import write_beside
-from meshcap.metrics.bootstrap import Measure, differences, intervals
-from meshcap.training.checkpoint import Position
+from meshcap.metrics import java
+from meshcap.text.tokenizers import tokenize_each
 from meshcap.training.distributed import World
-from meshcap.training.examine import graded
 from meshcap.training.progress import Watch
-from meshcap.training.run import Run, fingerprint
+from meshcap.training.run import fingerprint
 from meshcap.training.settings import TrainSettings
-from meshcap.training.start import begin
-from meshcap.training.tasks import Parts
 
-RESULTS, PAGE, PLOT = "results.jsonl", "mechanisms.md", "mechanisms.svg"
-REFERENCE = "m2"  # what all others are compared with
-SLOTS, BEAMS, RESAMPLES = 40, 5, 1000
+PAGE, PLOT, SPEED = "mechanisms.md", "mechanisms.svg", "mechanisms-speed.svg"
+TOGETHER = 8  # runs that METEOR scores at once: it takes seconds to start, and what it has scored is kept after each
 
-
-@dataclass(frozen=True)
-class Case:
-    """A captioner and how its settings differ from the bench's."""
-
-    name: str
-    model: str
-    options: dict[str, Any] = field(default_factory=dict)  # of the model alone
-    changes: dict[str, Any] = field(default_factory=dict)  # of the training settings
-
-
-def cases(layers: int = 3) -> list[Case]:
-    """All captioners, from the oldest to M², and M²'s ablations."""
-    found = [Case("seq2seq", "seq2seq")]
-    for attention in ("soft", "hard"):
-        for score in ("additive", "dot", "scaled", "bilinear"):
-            name = f"show-attend-tell, {attention}, {score}"
-            found.append(Case(name, "show-attend-tell", {"attention": attention, "score": score}))
-    found += [Case("hierarchical", "hierarchical"), Case("ntm", "ntm"), Case("hopfield", "hopfield")]
-    found.append(Case("hopfield, no self-attention", "hopfield", {"self_attention": False}))
-    for depth in (layers, 2 * layers):
-        deep = {"encoder_layers": depth, "decoder_layers": depth}
-        found.append(Case(f"transformer, {depth} layers", "transformer", {}, deep))
-    found.append(Case(REFERENCE, "m2", {}, {"slots": SLOTS}))
-    for slots in (0, 20, 60, 80):
-        found.append(Case(f"m2, {slots} slots" if slots else "m2, no memory", "m2", {}, {"slots": slots}))
-    for name, option in (("last level", {"mesh": "last"}), ("one-to-one", {"mesh": "one-to-one"})):
-        found.append(Case(f"m2, {name}", "m2", option, {"slots": SLOTS}))
-    found.append(Case("m2, softmax gates", "m2", {"gates": "softmax"}, {"slots": SLOTS}))
-    return found
-
-
-@dataclass(frozen=True)
-class Row:
-    """What became of a case: means over its seeds, of numbers times 100 where they are scores."""
-
-    name: str
-    seeds: int
-    weights: int
-    seconds: float  # of training
-    captions: float  # a second
-    cider: float
-    interval: tuple[float, float]  # over pictures, of the mean of all seeds
-    lowest: float  # of the seeds
-    highest: float
-    bleu: float
-    ahead: float | None = None  # of M², on the same pictures
-    ahead_interval: tuple[float, float] | None = None
-    p: float | None = None
+Say = Callable[[str], object]
 
 
 def bench_mechanisms(
@@ -96,153 +50,144 @@ def bench_mechanisms(
     seeds: Sequence[int] = (0, 1, 2),
     layers: int = 3,
     only: Sequence[str] = (),
-    say: Callable[[str], object] = lambda line: None,
+    jobs: int = 1,
+    timing: bool = True,
+    say: Say = lambda line: None,
 ) -> list[Row]:
-    """Train and judge every case (or those whose names begin with one of `only`) and write page and plot to `out`.
+    """Train and judge every case (or those whose names begin with one of `only`) and write page and plots to `out`.
 
     Args:
         settings: data, eyes, steps and sizes for all; the eyes do not learn, pictures do not vary.
+        jobs: runs side by side, each in a process of its own; speed is measured in this one, before they start.
+        timing: whether to measure speed.
 
     Raises:
         MeshcapError: `only` names nothing, or the data or settings cannot work.
-        FailedError: weights of a run are no longer finite.
+        FailedError: some runs failed; what is done is kept.
     """
-    chosen = [case for case in cases(layers) if not only or any(case.name.startswith(one) for one in only)]
-    if not chosen:
-        known = ", ".join(sorted({case.model for case in cases(layers)}))
-        raise MeshcapError(f"no captioner begins with {', '.join(only)!r}: expected some of {known}")
+    chosen = chosen_cases(layers, only)
+    names, seeds = [case.name for case in chosen], list(seeds)
+    if jobs > 1 and world.size > 1:
+        raise MeshcapError(f"{jobs} jobs in each of {world.size} processes: give --jobs without torchrun")
     settings = settings.but(
         model=REFERENCE, stages=("xe",), train_vision=False, augment=0.0, region_dropout=0.0, patience=0, track=(),
         encoder_layers=layers, decoder_layers=layers,
     )  # fmt: skip
-    base = Run.prepare(settings, world, watch)
-    if test := base.data.split("test"):
-        base = replace(base, val=test)
-    base.open_eyes()
+    if (before := done_before(settings, out, names, seeds, timing)) is not None:
+        return written(out, before, names)
+    base = prepared(settings, world, watch)
+    everything = fingerprint(base.train, base.val)
+    bench = Bench(
+        signature=signature(base.settings.to_dict(), everything),
+        machine=machine(world.device),
+        seeds=seeds,
+        layers=layers,
+        asked=comparable(settings.to_dict()),
+        settings=base.settings.to_dict(),
+        data=everything,
+        references=fingerprint(base.val),
+        counts={"train": len(base.train), "test" if base.data.split("test") else "val": len(base.val)},
+    )
+    results = Results.read(out, bench.signature)
+    untimed = [case for case in chosen if timing and case.name not in results.timings]
+    # All cases once, then again: a bench that is stopped has something of each.
+    left = [(name, seed) for seed in seeds for name in names if (name, seed) not in results.runs]
+    if untimed or (left and jobs == 1):
+        base.open_eyes()  # what is missing is told before a file is made
     out.mkdir(parents=True, exist_ok=True)
-    sign = signature(base)
-    done = {(line["case"], line["seed"]): line for line in read_results(out / RESULTS) if line["signature"] == sign}
-    for seed in seeds:  # all cases once, then again: a bench that is stopped has something of each
-        for case in chosen:
-            if (case.name, seed) in done:
-                continue
-            line = {"case": case.name, "seed": seed, "signature": sign, **judged(base, case, seed)}
-            done[case.name, seed] = line
-            append(out / RESULTS, line)
-            say(f"{case.name}, seed {seed}: CIDEr {100 * line['CIDEr']:.1f}, {line['seconds']:.0f} s")
-    rows = summed_up([[done[case.name, seed] for seed in seeds] for case in chosen])
-    told = page(rows, machine_of(base), f"{base.settings.xe_steps:,} steps of {base.settings.batch} pictures")
+    bench.save(out)
+
+    def measured(job: Job, line: dict[str, Any]) -> None:
+        results.add(job[0], {"timing": True, **line})
+        say(f"{job[0]}: {1000 * line['step_seconds']:.1f} ms a step, {line['captions_per_second']:.1f} captions/s")
+
+    def finished(job: Job, line: dict[str, Any]) -> None:
+        results.add(job[0], line, job[1])
+        say(f"{job[0]}, seed {job[1]}: CIDEr {100 * line['CIDEr']:.1f}, {line['seconds']:.0f} s")
+
+    def lost(job: Job, why: str) -> None:
+        say(f"{job[0]}, seed {job[1]} failed: {why}")
+
+    unmeasured = in_turn(timing_of(base, layers), [(case.name, 0) for case in untimed], measured, lost)
+    if jobs == 1:
+        failed = in_turn(work_of(base, layers), left, finished, lost)
+    else:
+        own = base.settings.but(
+            threads=base.settings.threads or max(1, cores() // jobs),
+            workers=base.settings.workers or max(1, cores() // jobs),
+        )
+        del base  # what it has seen would take room that the workers need
+        gc.collect()
+        if world.device.type == "cuda":
+            torch.cuda.empty_cache()
+        ready = partial(worker, own, str(world.device), layers)
+        failed = side_by_side(ready, slow_first(left, layers), jobs, finished, lost)
+    failed |= {(f"speed of {name}", seed): why for (name, seed), why in unmeasured.items()}
+    if failed:
+        raise FailedError(told_of(failed, len(left) + len(untimed)))
+    return written(out, bench, names)
+
+
+def done_before(
+    settings: TrainSettings, out: Path, names: Sequence[str], seeds: list[int], timing: bool
+) -> Bench | None:
+    """The bench in `out` if it was asked for the same and has it all, wherever it ran."""
+    if not (out / BENCH).is_file():
+        return None
+    bench = Bench.load(out)
+    results = Results.read(out, bench.signature)
+    done = all((name, seed) in results.runs for name in names for seed in seeds)
+    done = done and not (timing and any(name not in results.timings for name in names))
+    if not done or bench.asked != comparable(settings.to_dict()) or bench.data != fingerprint(*splits(settings)):
+        return None
+    return replace(bench, seeds=seeds)
+
+
+def bench_meteor(data: str, out: Path, *, only: Sequence[str] = (), say: Say = lambda line: None) -> list[Row]:
+    """Add METEOR to what a finished bench said, and write its page and plots again. Nothing is trained or looked at.
+
+    Raises:
+        MeshcapError: there is no bench, some of its runs are missing, `data` is not what it was judged on, or METEOR
+            cannot be run here.
+    """
+    bench = Bench.load(out)
+    results = Results.read(out, bench.signature)
+    begun = {name for name, _ in results.runs}
+    names = [case.name for case in chosen_cases(bench.layers, only) if case.name in begun]
+    missing = [(name, seed) for name in names for seed in bench.seeds if (name, seed) not in results.runs]
+    if missing or not names:
+        named = f", for one {missing[0][0]} with seed {missing[0][1]}" if missing else ""
+        raise MeshcapError(f"{out} is not finished{named}: run the bench without --meteor first")
+    samples = splits(TrainSettings.from_dict(bench.settings).but(data=data, without=None))[1]
+    if fingerprint(samples) != bench.references:
+        raise MeshcapError(f"{data} does not hold the pictures and captions that {out} was judged on: give those")
+    left = [(name, seed) for seed in bench.seeds for name in names if "METEOR" not in results.runs[name, seed]]
+    for start in range(0, len(left), TOGETHER):
+        some = left[start : start + TOGETHER]
+        said = [[results.runs[job]["said"][sample.id] for sample in samples] for job in some]
+        for (name, seed), found in zip(some, meteors(said, samples, bench.settings["tokenizer"]), strict=True):
+            results.add(name, {"meteor": True, "METEOR": found}, seed)
+            say(f"{name}, seed {seed}: METEOR {100 * found:.1f}")
+    return written(out, bench, names)
+
+
+def meteors(systems: Sequence[Sequence[str]], samples: Sequence[Sample], tokenizer: str) -> list[float]:
+    """METEOR of several systems' captions of the same pictures; Java starts once."""
+    flat = tokenize_each(tokenizer, (caption for sample in samples for caption in sample.captions))
+    references = [[next(flat) for _ in sample.captions] for sample in samples]
+    try:
+        measures = java.meteor([list(tokenize_each(tokenizer, said)) for said in systems], references)
+    except java.Missing as missing:
+        raise MeshcapError(str(missing)) from None
+    return [measure.corpus() for measure in measures]
+
+
+def written(out: Path, bench: Bench, names: Sequence[str]) -> list[Row]:
+    """Page and plots of results that are all there."""
+    rows = Results.read(out, bench.signature).rows(names, bench.seeds)
+    told = page(rows, bench, BEAMS, WORDS)
     write_beside(out / PAGE, lambda path: path.write_text(told, encoding="utf-8"))
     write_beside(out / PLOT, lambda path: path.write_text(plot(rows), encoding="utf-8"))
+    if any(row.captions for row in rows):
+        write_beside(out / SPEED, lambda path: path.write_text(speed_plot(rows), encoding="utf-8"))
     return rows
-
-
-def judged(base: Run, case: Case, seed: int) -> dict[str, Any]:
-    """One run: train a case from a seed, caption, score. Nothing is written."""
-    settings = base.settings.but(**{"slots": None, **case.changes}, model=case.model, options=case.options, seed=seed)
-    torch.manual_seed(seed)
-    model = begin(settings, base.tokens, base.store).model.to(base.world.device)
-    # The same eyes, and what they saw, for all.
-    run = replace(base, settings=settings, parts=Parts(model, base.parts.vocabulary, base.parts.vision))
-    trainer = run.trainer("xe", Position("xe"))
-    trainer.task.ready()
-    start = time.perf_counter()
-    for step in range(trainer.steps):
-        trainer.step(step)
-    synchronised(run.world.device)
-    seconds = time.perf_counter() - start
-    if not all(bool(torch.isfinite(weight).all()) for weight in model.parameters()):
-        raise FailedError(f"{case.name}, seed {seed}: weights are no longer finite after training: lower the rate")
-    with trainer.average.applied():
-        examiner = run.examiner(False, beams=BEAMS)
-        if run.world.device.type == "cuda":
-            examiner.captions()  # a search is captured the first time
-        start = time.perf_counter()
-        captions = examiner.captions()
-        taken = time.perf_counter() - start
-    result = graded(run.val, captions, tokenizer=settings.tokenizer, metrics=("bleu", "CIDEr")).result
-    return {
-        "weights": sum(weight.numel() for weight in model.parameters()),
-        "seconds": seconds,
-        "captions_per_second": len(captions) / taken,
-        "CIDEr": result.scores["CIDEr"],
-        "BLEU-4": result.scores["BLEU-4"],
-        "pictures": {id: round(scores["CIDEr"] or 0.0, 5) for id, scores in result.per_image.items()},
-        "said": {sample.id: caption.text for sample, caption in zip(run.val, captions, strict=True)},
-    }
-
-
-def summed_up(lines: Sequence[Sequence[dict[str, Any]]]) -> list[Row]:
-    """A row for each case from its runs, and how far it is ahead of M² where that is among them.
-
-    A picture's CIDEr is the mean of all seeds before pictures are drawn: the interval says what other pictures would
-    have changed, `lowest` and `highest` what other seeds did.
-    """
-    measures = {runs[0]["case"]: measure_of(runs) for runs in lines}
-    rows = []
-    for runs in lines:
-        name = runs[0]["case"]
-        ciders = [100 * run["CIDEr"] for run in runs]
-        ((low, high),) = intervals([measures[name]], RESAMPLES, 0)
-        row = Row(
-            name=name,
-            seeds=len(runs),
-            weights=runs[0]["weights"],
-            seconds=mean(run["seconds"] for run in runs),
-            captions=mean(run["captions_per_second"] for run in runs),
-            cider=mean(ciders),
-            interval=(100 * low, 100 * high),
-            lowest=min(ciders),
-            highest=max(ciders),
-            bleu=100 * mean(run["BLEU-4"] for run in runs),
-        )
-        if REFERENCE in measures and name != REFERENCE:
-            (apart,) = differences([measures[name]], [measures[REFERENCE]], RESAMPLES, 0)
-            assert apart.interval is not None
-            ends = (100 * apart.interval[0], 100 * apart.interval[1])
-            row = replace(row, ahead=100 * apart.value, ahead_interval=ends, p=apart.p)
-        rows.append(row)
-    return rows
-
-
-def measure_of(runs: Sequence[dict[str, Any]]) -> Measure:
-    """CIDEr of each picture, the mean over runs; pictures in the same order for all."""
-    ids = sorted(runs[0]["pictures"])
-    return Measure.mean("CIDEr", numpy.array([[run["pictures"][id] for id in ids] for run in runs]).mean(0))
-
-
-def append(path: Path, line: dict[str, Any]) -> None:
-    """Add a finished run, on a line of its own even if the one before was cut off."""
-    with path.open("ab+") as file:
-        if file.tell() and (file.seek(-1, 2), file.read(1))[1] != b"\n":
-            file.write(b"\n")
-        file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
-
-
-def read_results(path: Path) -> list[dict[str, Any]]:
-    """Finished runs; a last line that was cut off is none."""
-    found = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
-        try:
-            found.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return found
-
-
-def signature(run: Run) -> str:
-    """What runs must have in common to be compared, in a few letters: data, and settings but where they come from."""
-    told = {key: value for key, value in run.settings.to_dict().items() if key not in ("data", "out", "seed", "model")}
-    text = json.dumps([told, fingerprint(run.train, run.val)], sort_keys=True, default=str)
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def machine_of(run: Run) -> str:
-    from meshcap.bench.measure import machine
-
-    return machine(run.world.device)
-
-
-def synchronised(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -9,29 +9,45 @@ from typing import TYPE_CHECKING
 from meshcap.report.charts import Axis, nice_ticks, tick_labels
 
 if TYPE_CHECKING:
-    from meshcap.bench.mechanisms import Row
+    from meshcap.bench.mechanisms_results import Bench, Row
 
 WIDE, LINE, LEFT, RIGHT, TOP, BOTTOM = 760, 26, 230, 60, 52, 46
 
 
-def page(rows: Sequence[Row], machine: str, budget: str) -> str:
-    """A row for each case; scores times 100, intervals of 95 %."""
+def page(rows: Sequence[Row], bench: Bench, beams: int, words: int) -> str:
+    """A row for each case; scores times 100, intervals of 95 %.
+
+    Args:
+        words: of the captions that were timed.
+    """
+    pictures = ", ".join(f"{count:,} {split}" for split, count in bench.counts.items())
+    told = (
+        f"Pictures: {pictures}. Each captioner: {bench.settings['xe_steps']:,} steps of {bench.settings['batch']} "
+        f"pictures by cross-entropy, {len(bench.seeds)} seed{'s' * (len(bench.seeds) > 1)}; beam {beams}; "
+        f"{bench.machine}."
+    )
+    if any(row.step_ms is not None for row in rows):
+        told += f" Speed was measured alone, with nothing beside it, in captions of {words} words."
     lines = [
-        f"Each captioner: {budget} by cross-entropy, {rows[0].seeds} seeds; beam 5; {machine}.",
+        told,
         "",
-        "| captioner | weights | training | captions/s | CIDEr | of seeds | BLEU-4 | ahead of M² |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|",
+        "| captioner | weights | ms a step | captions/s | CIDEr | of seeds | BLEU-4 | METEOR | ahead of M² |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for row in rows:
         ahead = "–"
         if row.ahead is not None and row.ahead_interval is not None and row.p is not None:
             ahead = f"{row.ahead:+.1f} ({row.ahead_interval[0]:+.1f} to {row.ahead_interval[1]:+.1f}), p {row.p:.3f}"
         lines.append(
-            f"| {row.name} | {row.weights / 1e6:.2f} M | {row.seconds:.0f} s | {row.captions:.1f} | {row.cider:.1f} "
-            f"({row.interval[0]:.1f}–{row.interval[1]:.1f}) | {row.lowest:.1f}–{row.highest:.1f} | {row.bleu:.1f} "
-            f"| {ahead} |"
+            f"| {row.name} | {row.weights / 1e6:.2f} M | {number(row.step_ms)} | {number(row.captions)} "
+            f"| {row.cider:.1f} ({row.interval[0]:.1f}–{row.interval[1]:.1f}) | {row.lowest:.1f}–{row.highest:.1f} "
+            f"| {row.bleu:.1f} | {number(row.meteor)} | {ahead} |"
         )
     return "\n".join([*lines, ""])
+
+
+def number(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
 
 
 def plot(rows: Sequence[Row]) -> str:

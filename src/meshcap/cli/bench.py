@@ -276,6 +276,20 @@ def mechanisms(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Any other training setting, as in d_model=256.")
     ] = None,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="Runs side by side, each in a process of its own; on a GPU far sooner done.")
+    ] = 1,
+    timing: Annotated[
+        bool, typer.Option("--timing/--no-timing", help="Measure the speed of each captioner alone, before the runs.")
+    ] = True,
+    meteor: Annotated[
+        bool,
+        typer.Option(
+            "--meteor",
+            help="Only add METEOR to a finished bench in --out and write its page again: seeds, layers and steps are "
+            "the bench's own, nothing is trained, no GPU is needed (Java and the extra java-metrics are).",
+        ),
+    ] = False,
     device: options.Device = "auto",
     threads: options.Threads = None,
     json: options.Json = False,
@@ -288,36 +302,47 @@ def mechanisms(
 
     from rich.console import Console
 
-    from meshcap.bench.measure import machine
-    from meshcap.bench.mechanisms import PAGE, bench_mechanisms
+    from meshcap.bench.mechanisms import PAGE, bench_mechanisms, bench_meteor
+    from meshcap.bench.mechanisms_results import Bench
     from meshcap.cli.train import with_others
     from meshcap.training.distributed import World
     from meshcap.training.progress import Watch
 
-    where, _ = options.apply(device, "auto", threads, 0)
-    given = {
-        "data": data, "out": str(out), "model": "m2", "vision": vision, "xe_steps": steps, "threads": threads,
-        "features": None if features is None else str(features),
-    }  # fmt: skip
-    settings = with_others(given, set_ or [])
     console = Console(stderr=True, highlight=False)
-    world = World.join(where)
-    try:
-        with Watch(0, console, quiet=True) as watch:
-            rows = bench_mechanisms(
-                settings,
-                out,
-                world,
-                watch,
-                seeds=range(seeds),
-                layers=layers,
-                only=only or (),
-                say=lambda line: None if json else console.print(line),
-            )
-    finally:
-        world.leave()
+
+    def say(line: str) -> None:
+        if not json:
+            console.print(line)
+
+    if meteor:
+        rows = bench_meteor(data, out, only=only or (), say=say)
+    else:
+        where, _ = options.apply(device, "auto", threads, 0)
+        given = {
+            "data": data, "out": str(out), "model": "m2", "vision": vision, "xe_steps": steps, "threads": threads,
+            "features": None if features is None else str(features),
+        }  # fmt: skip
+        settings = with_others(given, set_ or [])
+        world = World.join(where)
+        try:
+            with Watch(0, console, quiet=True) as watch:
+                rows = bench_mechanisms(
+                    settings,
+                    out,
+                    world,
+                    watch,
+                    seeds=range(seeds),
+                    layers=layers,
+                    only=only or (),
+                    jobs=jobs,
+                    timing=timing,
+                    say=say,
+                )
+        finally:
+            world.leave()
     if json:
-        typer.echo(json_format.dumps({"machine": machine(where), "rows": [asdict(row) for row in rows]}))
+        machine = Bench.load(out).machine  # where the runs were made, which need not be here
+        typer.echo(json_format.dumps({"machine": machine, "rows": [asdict(row) for row in rows]}))
     else:
         typer.echo((out / PAGE).read_text(encoding="utf-8"))
 

@@ -52,7 +52,7 @@ def spread(work: Callable[[Item], Result], items: Iterable[Item], workers: int |
     context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
     if hasattr(context, "set_forkserver_preload"):
         context.set_forkserver_preload(["meshcap.vision.pictures"])  # torch is imported once, not by every worker
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_leave_with_parent)
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=leave_with_parent)
     try:
         rest = iter(items)
         waiting = deque(pool.submit(_chunk, work, chunk) for chunk in _chunks(rest, workers * AHEAD))
@@ -76,7 +76,7 @@ def _chunk(work: Callable[[Item], Result], items: list[Item]) -> list[Result]:
     return [work(item) for item in items]
 
 
-def _leave_with_parent() -> None:
+def leave_with_parent() -> None:
     """Workers whose parent was killed would wait for more work for ever; whose parent was interrupted, is told."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()

@@ -280,7 +280,8 @@ class Run:
         return Kept.look(
             vision,
             # Each picture is needed once, unless they are kept already.
-            self._pixels.get(split) or Pixels(samples, vision.preprocess, keep="none", device=device),
+            self._pixels.get(split)
+            or Pixels(samples, vision.preprocess, keep="none", device=device, workers=self.settings.workers),
             dtype=dtype,
             place=device if room == "device" else torch.device("cpu"),
             tell=self.telling(f"looking at the {split} pictures"),
