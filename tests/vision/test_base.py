@@ -61,7 +61,7 @@ def test_normalised() -> None:
         ({"mean": (0.5, 0.5)}, "expected three numbers"),
         ({"mean": 7}, "preprocess is"),
         ({"mean": ["a", "b", "c"]}, "preprocess is"),
-        ({"colour": "red"}, "unknown setting 'colour', expected size, geometry, mean, std"),
+        ({"colour": "red"}, "unknown setting 'colour', expected size, geometry, through, mean, std"),
         ([96], "expected an object"),
     ],
 )

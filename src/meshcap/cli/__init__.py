@@ -31,6 +31,7 @@ COMMANDS: dict[str, str] = {
     "evaluate": "meshcap.cli.evaluate:evaluate",
     "calibrate": "meshcap.cli.calibrate:calibrate",
     "blend": "meshcap.cli.blend:blend",
+    "sizes": "meshcap.cli.sizes:sizes",
     "data": "meshcap.cli.data:app",
     "import-reference": "meshcap.cli.import_reference:import_reference",
     "quantise": "meshcap.cli.quantise:quantise",

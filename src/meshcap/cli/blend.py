@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_format
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +15,8 @@ from meshcap.errors import MeshcapError
 if TYPE_CHECKING:
     import torch
 
-    from meshcap.training.blend import Blend
+    from meshcap.captioner import Captioner
+    from meshcap.data import Sample
 
 
 def blend(
@@ -36,6 +38,7 @@ def blend(
     Example: meshcap blend run/before-scst run --data my-pictures.jsonl --shares 0,0.5,0.7,0.8,0.9,1
     """
     from meshcap.cli.quantise import write_whole
+    from meshcap.data import read_dataset
     from meshcap.training.blend import Blend, unpacked
 
     chosen = read_shares(shares)
@@ -51,7 +54,8 @@ def blend(
         typer.echo(f"{out}: {1 - chosen[0]:.0%} of {first}, {chosen[0]:.0%} of {second}", err=json)
     if data is not None:
         where, precision = options.apply(device, dtype, threads, None)
-        rows = compare(between, chosen, data, split, pictures, beams, where, precision)
+        samples = read_dataset(data, pictures=pictures).split(split)
+        rows = [{"share": one, **scores_of(between.set(one), samples, beams, where, precision)} for one in chosen]
         if json:
             typer.echo(json_format.dumps(rows))
         else:
@@ -68,47 +72,36 @@ def read_shares(text: str) -> list[float]:
     return found
 
 
-def compare(
-    between: Blend,
-    shares: list[float],
-    data: str,
-    split: str,
-    pictures: Path | None,
-    beams: int,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> list[dict[str, Any]]:
-    """Scores of each share."""
+def scores_of(
+    captioner: Captioner, samples: Sequence[Sample], beams: int, device: torch.device, dtype: torch.dtype
+) -> dict[str, Any]:
+    """What a captioner's captions of some pictures score; its parts are moved to the device."""
     import torch
 
-    from meshcap.data import read_dataset
     from meshcap.decoding import Beam
     from meshcap.training.examine import caption_samples, graded
 
-    samples = read_dataset(data, pictures=pictures).split(split)
-    rows = []
-    for share in shares:
-        captioner = between.set(share)
-        for part in (captioner.model, captioner.vision):
-            if part is not None:
-                part.to(device=device, dtype=torch.float32 if dtype == torch.int8 else dtype)
-        longest = min(20, captioner.model.config.max_length)
-        captions = caption_samples(captioner, samples, strategy=Beam(beams), max_length=longest)
-        result = graded(samples, captions, tokenizer=captioner.vocabulary.tokenizer).result
-        rows.append({"share": share, **result.scores, **result.diversity})
-    return rows
+    for part in (captioner.model, captioner.vision):
+        if part is not None:
+            part.to(device=device, dtype=torch.float32 if dtype == torch.int8 else dtype)
+    longest = min(20, captioner.model.config.max_length)
+    captions = caption_samples(captioner, samples, strategy=Beam(beams), max_length=longest)
+    result = graded(samples, captions, tokenizer=captioner.vocabulary.tokenizer).result
+    return {**result.scores, **result.diversity}
 
 
 def show(rows: list[dict[str, Any]], title: str) -> None:
+    """What was varied comes first in each row."""
     from rich.console import Console
     from rich.table import Table
 
     table = Table(title=title)
-    for name in ("share", "CIDEr", "BLEU-4", "vocabulary", "bad endings"):
+    varied = next(iter(rows[0]))
+    for name in (varied, "CIDEr", "BLEU-4", "vocabulary", "bad endings"):
         table.add_column(name, justify="right")
     for row in rows:
         table.add_row(
-            f"{row['share']:g}",
+            f"{row[varied]:g}",
             f"{row['CIDEr'] * 100:.1f}",
             f"{row['BLEU-4'] * 100:.1f}",
             f"{row['vocabulary']:,.0f}",

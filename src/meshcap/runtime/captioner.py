@@ -60,8 +60,8 @@ class Captioner:
         """What `see` reads of pictures: uint8 (B, 3, size, size)."""
         if not pictures:
             raise MeshcapError("no pictures given: expected at least one")
-        size, geometry = self.facts.size, self.facts.geometry
-        squares = [shown(read_picture(one, at_least=size), size, geometry) for one in pictures]
+        size, geometry, through = self.facts.size, self.facts.geometry, self.facts.through
+        squares = [shown(read_picture(one, at_least=size), size, geometry, through) for one in pictures]
         return np.ascontiguousarray(np.stack([np.asarray(one) for one in squares]).transpose(0, 3, 1, 2))
 
     @overload

@@ -76,7 +76,8 @@ class Pixels:
         with tempfile.NamedTemporaryFile(prefix="meshcap-") as file:
             file.truncate(room * size * size * 3)
             shown = numpy.memmap(file.name, numpy.uint8, "r", shape=(room, size, size, 3))
-            work = partial(squares_into, file.name, room, size=size, geometry=self.preprocess.geometry)
+            way = self.preprocess
+            work = partial(squares_into, file.name, room, size=size, geometry=way.geometry, through=way.through)
             done = spread(work, enumerate(self.samples))
             for start in range(0, count, block):
                 numbers = numpy.arange(start, min(start + block, count))

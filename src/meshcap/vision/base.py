@@ -26,12 +26,15 @@ Numbers = tuple[float, float, float]
 class Preprocess:
     """From a picture of any size to the pixels a vision reads.
 
-    "squash" shows the whole picture, distorted to a square; "crop" keeps proportions and shows the middle square.
-    `mean` and `std` are of red, green and blue from 0 to 1.
+    "squash" shows the whole picture, distorted to a square; "crop" keeps proportions and shows the middle square. With
+    `through`, the square is made from one of so many pixels: eyes that learned from small pictures, and are shown them
+    enlarged, then see a photo as they learned to, not finer than anything they know. `mean` and `std` are of red,
+    green and blue from 0 to 1.
     """
 
     size: int = 256
     geometry: Geometry = "squash"
+    through: int = 0
     mean: Numbers = (0.5, 0.5, 0.5)
     std: Numbers = (0.5, 0.5, 0.5)
 
@@ -40,6 +43,8 @@ class Preprocess:
             object.__setattr__(self, name, tuple(float(number) for number in getattr(self, name)))
         if not isinstance(self.size, int) or isinstance(self.size, bool) or not 8 <= self.size <= 4096:
             raise MeshcapError(f"size is {self.size!r}, expected a number of pixels from 8 to 4096")
+        if type(self.through) is not int or (self.through and not 8 <= self.through <= 4096):
+            raise MeshcapError(f"through is {self.through!r}, expected 0 or a number of pixels from 8 to 4096")
         if self.geometry not in ("squash", "crop"):
             raise MeshcapError(f"geometry is {self.geometry!r}, expected squash or crop")
         if len(self.mean) != 3 or len(self.std) != 3 or not all(number > 0 for number in self.std):
@@ -51,7 +56,8 @@ class Preprocess:
 
     def pixels(self, image: Image.Image) -> Tensor:
         """(3, size, size) uint8 of an RGB picture."""
-        content = torch.frombuffer(bytearray(shown(image, self.size, self.geometry).tobytes()), dtype=torch.uint8)
+        square = shown(image, self.size, self.geometry, self.through)
+        content = torch.frombuffer(bytearray(square.tobytes()), dtype=torch.uint8)
         return content.view(self.size, self.size, 3).permute(2, 0, 1).contiguous()
 
     def normalised(self, pixels: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -17,8 +17,10 @@ def window(geometry: str, width: int, height: int) -> tuple[float, float, float,
     return x, y, x + side, y + side
 
 
-def shown(image: Image.Image, size: int, geometry: str) -> Image.Image:
-    """An RGB picture as a square of `size` pixels."""
+def shown(image: Image.Image, size: int, geometry: str, through: int = 0) -> Image.Image:
+    """An RGB picture as a square of `size` pixels, made from one of `through` pixels where that is not 0."""
+    if through:
+        image, geometry = shown(image, through, geometry), "squash"
     if image.size == (size, size):
         return image
     return image.resize((size, size), Image.Resampling.BICUBIC, box=window(geometry, *image.size), reducing_gap=3.0)

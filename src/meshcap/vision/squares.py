@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from meshcap.data.dataset import Sample
 
 
-def square(sample: Sample, *, size: int, geometry: str) -> bytes:
+def square(sample: Sample, *, size: int, geometry: str, through: int = 0) -> bytes:
     """size · size · 3 bytes, rows from the top: what `Preprocess.pixels` makes of the picture, with channels last.
 
     Raises:
@@ -23,18 +23,20 @@ def square(sample: Sample, *, size: int, geometry: str) -> bytes:
     if sample.picture is None:
         raise MeshcapError(f"{sample.id} has captions but no picture: give the folder of the pictures (--pictures)")
     try:
-        return shown(read_picture(sample.picture.read(), at_least=size), size, geometry).tobytes()
+        return shown(read_picture(sample.picture.read(), at_least=size), size, geometry, through).tobytes()
     except MeshcapError as error:
         raise MeshcapError(f"{sample.picture}: {error} (meshcap data check lists all such pictures)") from error
 
 
-def squares_into(path: str, room: int, numbered: tuple[int, Sample], *, size: int, geometry: str) -> None:
+def squares_into(
+    path: str, room: int, numbered: tuple[int, Sample], *, size: int, geometry: str, through: int
+) -> None:
     """Write the bytes of `square` to a file that has room for so many pictures, a later one in an earlier one's place.
 
     Through a pipe every picture would be copied by the one process that waits for all of them.
     """
     number, sample = numbered
-    content = square(sample, size=size, geometry=geometry)
+    content = square(sample, size=size, geometry=geometry, through=through)
     file = _opened(path)
     file.seek((number % room) * len(content))
     file.write(content)

@@ -1,0 +1,90 @@
+"""Another size for the same eyes: the same weights, other squares."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+import tiny_captioner
+import tiny_data
+from meshcap import Captioner
+from meshcap.data.draw import draw_scene
+from meshcap.errors import MeshcapError
+from meshcap.training.blend import unpacked
+from meshcap.training.sizes import at_size, resized
+from meshcap.vision import create_vision
+from meshcap.vision.base import Preprocess
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    captioner = tiny_captioner.build()
+    captioner.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_the_same_eyes_see_more_cells() -> None:
+    eyes = create_vision("small-cnn", size=48).eval()
+    larger = resized(eyes, 64)
+    picture = draw_scene(3, 64).image.convert("RGB")
+    direct = create_vision("small-cnn", size=64).eval()
+    direct.load_state_dict(eyes.state_dict())
+    pixels = larger.preprocess.pixels(picture)[None]
+    torch.testing.assert_close(larger.eval()(pixels).features, direct(pixels).features)
+    assert larger(pixels).features.shape[1] > eyes(eyes.preprocess.pixels(picture)[None]).features.shape[1]
+    assert eyes.preprocess.size == 48
+
+
+def test_through_a_smaller_square() -> None:
+    picture = draw_scene(5, 300).image.convert("RGB").resize((300, 200))
+    way = Preprocess(size=64, through=32)
+    small = picture.resize((32, 32), Image.Resampling.BICUBIC, reducing_gap=3.0)
+    assert torch.equal(way.pixels(picture), Preprocess(size=64).pixels(small))
+    assert not torch.equal(way.pixels(picture), Preprocess(size=64).pixels(picture))
+    # Of a crop, the middle is cut out once.
+    cropped = Preprocess(size=64, geometry="crop", through=32).pixels(picture)
+    middle = picture.resize((32, 32), Image.Resampling.BICUBIC, box=(50, 0, 250, 200), reducing_gap=3.0)
+    assert torch.equal(cropped, Preprocess(size=64).pixels(middle))
+    with pytest.raises(MeshcapError, match="through is -1"):
+        Preprocess(through=-1)
+
+
+def test_eyes_of_one_size_and_no_eyes(folder: Path) -> None:
+    captioner = unpacked(folder)
+    with pytest.raises(MeshcapError, match="no size to choose"):
+        at_size(Captioner(captioner.model, captioner.vocabulary), 64)
+    assert captioner.vision is not None
+    captioner.vision.settings = dict  # type: ignore[method-assign]
+    with pytest.raises(MeshcapError, match="of one size"):
+        at_size(captioner, 64)
+
+
+def test_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tiny_data.scenes(tmp_path / "scenes")
+    assert tiny_data.call(["sizes", str(folder), "--data", str(data), "--sizes", "48,64", "--json"]) == 0
+    assert capsys.readouterr().out.count('"size"') == 2
+    out = tmp_path / "new"
+    assert tiny_data.call(["sizes", str(folder), "--sizes", "64", "--through", "32", "--out", str(out)]) == 0
+    found, before = unpacked(out), unpacked(folder)
+    assert (found.vision.preprocess.size, found.vision.preprocess.through) == (64, 32)
+    for part in ("model", "vision"):
+        one, other = getattr(found, part).state_dict(), getattr(before, part).state_dict()
+        assert all(torch.equal(one[name], other[name]) for name in other)
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (["--sizes", "64"], "nothing to do"),
+        (["--sizes", "48,64", "--out", "new"], "2 were given"),
+        (["--sizes", "big", "--out", "new"], "--sizes 'big'"),
+        (["--sizes", "4", "--out", "new"], "size is 4"),
+        (["--sizes", "64", "--through", "-3", "--out", "new"], "through is -3"),
+        (["--sizes", "64", "--out", "."], "not an empty folder"),
+    ],
+)
+def test_mistakes(folder: Path, more: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tiny_data.call(["sizes", str(folder), *more]) == 2
+    assert told in capsys.readouterr().err
+    assert not Path("new").exists()
