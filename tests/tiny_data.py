@@ -39,6 +39,9 @@ def read_lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+SIZES = ("d_model", "heads", "d_ff", "encoder_layers", "decoder_layers", "slots", "dropout")  # --from has its own
+
+
 def train_words(
     data: Path, out: Path, *more: object, xe: int = 8, scst: int = 0, vision: str | None = "patches", **settings: object
 ) -> list[str]:
@@ -51,7 +54,8 @@ def train_words(
         words += ["--vision", vision]
         if vision == "patches":
             words += ["--size", 48]
-    for name, value in {**SMALL, **settings}.items():
+    small = {name: value for name, value in SMALL.items() if not ("--from" in more and name in SIZES)}
+    for name, value in {**small, **settings}.items():
         words += ["--set", f"{name}={json.dumps(value)}"]
     return [str(word) for word in [*words, *more]]
 

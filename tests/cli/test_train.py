@@ -137,7 +137,7 @@ def test_every_setting_survives(tmp_path: Path) -> None:
         "xe_weight": 0.29, "seed": 30, "precision": "bfloat16", "compile": False, "cache": "none", "workers": 31,
         "accumulate": 32, "validate_every": 33, "val_pictures": 34, "val_beams": 35, "checkpoint_every": 36,
         "patience": 37, "track": ("none",), "threads": 38, "without": "w", "frozen_stages": 39, "scst_augment": 0.4,
-        "scst_ema": 0.41, "xe_captions": 42, "scst_region_dropout": 0.43,
+        "scst_ema": 0.41, "xe_captions": 42, "scst_region_dropout": 0.43, "compress": 0.44,
     }  # fmt: skip
     assert set(other) == {field.name for field in fields(TrainSettings)}
     settings = TrainSettings(**other)
@@ -178,6 +178,7 @@ def test_what_was_chosen_is_saved(run: Path) -> None:
         ("scst_augment=2", "scst_augment is 2"),
         ("scst_ema=1.5", "scst_ema is 1.5"),
         ("scst_region_dropout=1", "scst_region_dropout is 1"),
+        ("compress=-1", "compress is -1"),
         ("frozen_stages=-1", "frozen_stages is -1"),
         ("patience=-1", "patience is -1"),
         ("mesh=diagonal", "diagonal"),

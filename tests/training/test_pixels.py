@@ -148,6 +148,9 @@ def test_only_training_shows_other_views(tmp_path: Path) -> None:
     wanted = torch.arange(4)
     assert torch.equal(looking.view(wanted, training=False), pixels[wanted])
     assert not torch.equal(looking.view(wanted, training=True), looking.view(wanted, training=True))
+    worse = Looking(pixels, torch.ones(4, dtype=torch.bool), 0.0, compress=0.9)
+    assert torch.equal(worse.view(wanted, training=False), pixels[wanted])
+    assert not torch.equal(worse.view(wanted, training=True), pixels[wanted].float())
 
 
 def test_pictures_are_not_turned_or_swapped(tmp_path: Path) -> None:

@@ -6,11 +6,13 @@ import pytest
 import torch
 from PIL import Image
 
+import tiny
 import tiny_captioner
 import tiny_data
 from meshcap import Captioner
 from meshcap.data.draw import draw_scene
 from meshcap.errors import MeshcapError
+from meshcap.text import Vocabulary
 from meshcap.training.blend import unpacked
 from meshcap.training.sizes import at_size, resized
 from meshcap.vision import create_vision
@@ -19,8 +21,9 @@ from meshcap.vision.base import Preprocess
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    captioner = tiny_captioner.build()
-    captioner.save_pretrained(tmp_path / "model")
+    eyes = create_vision("small-cnn", size=48)
+    model = tiny.build("m2", vocab_size=len(tiny_captioner.WORDS), d_input=eyes.width, max_length=25)
+    Captioner(model, Vocabulary(tiny_captioner.WORDS), eyes).save_pretrained(tmp_path / "model")
     return tmp_path / "model"
 
 
@@ -88,3 +91,21 @@ def test_mistakes(folder: Path, more: list[str], told: str, capsys: pytest.Captu
     assert tiny_data.call(["sizes", str(folder), *more]) == 2
     assert told in capsys.readouterr().err
     assert not Path("new").exists()
+
+
+def test_training_on_at_another_size(folder: Path, tmp_path: Path) -> None:
+    data = tiny_data.scenes(tmp_path / "scenes")
+    words = tiny_data.train_words(data, tmp_path / "run", "--from", folder, "--size", 64, xe=1, vision=None)
+    assert tiny_data.call(words) == 0
+    assert unpacked(tmp_path / "run").vision.preprocess.size == 64
+
+
+@pytest.mark.parametrize("given", ["heads=2", "gates=softmax", "geometry=crop"])
+def test_a_model_keeps_its_own_settings(
+    folder: Path, tmp_path: Path, given: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tiny_data.scenes(tmp_path / "scenes")
+    words = tiny_data.train_words(data, tmp_path / "run", "--from", folder, "--set", given, xe=1, vision=None)
+    assert tiny_data.call(words) == 2
+    assert f"{given.split('=')[0]} and --from" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from meshcap.regions import Regions
 from meshcap.training.augment import augment
+from meshcap.training.compress import compress_some
 from meshcap.training.pixels import Pixels
 from meshcap.vision.base import Vision
 from meshcap.vision.precomputed import FeatureStore
@@ -43,8 +44,8 @@ def see(vision: Vision | None, view: View) -> Regions:
 class Looking:
     """Pixels, augmented while training."""
 
-    def __init__(self, pixels: Pixels, mirror: Tensor, strength: float):
-        self.pixels, self.mirror, self.strength = pixels, mirror, strength
+    def __init__(self, pixels: Pixels, mirror: Tensor, strength: float, compress: float = 0.0):
+        self.pixels, self.mirror, self.strength, self.compress = pixels, mirror, strength, compress
 
     def __len__(self) -> int:
         return len(self.pixels.samples)
@@ -56,6 +57,8 @@ class Looking:
         found = self.pixels[pictures]
         if training and self.strength:
             found = augment(found, self.mirror[pictures].to(found.device), self.strength)
+        if training and self.compress:
+            found = compress_some(found.float(), self.compress)
         return found
 
 

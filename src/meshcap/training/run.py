@@ -80,6 +80,8 @@ class Run:
         """
         if settings.start is not None and settings.vision is not None:
             raise MeshcapError(f"--vision and --from: {settings.start} keeps its own eyes, leave --vision out")
+        if settings.start is not None and (given := own_settings(settings)):
+            raise MeshcapError(f"{', '.join(given)} and --from: {settings.start} keeps its own, leave that out")
         data = with_val(
             read_dataset(settings.data, pictures=None if settings.pictures is None else Path(settings.pictures)),
             settings.val_share,
@@ -271,8 +273,9 @@ class Run:
             return Precomputed(self.store, [sample.id for sample in samples], device)
         vision = self.parts.vision
         assert vision is not None
-        if sees or augment:
-            return Looking(self.pixels(split, samples, vision), may_be_mirrored(samples), augment)
+        compress = self.settings.compress if split == "train" else 0.0
+        if sees or augment or compress:
+            return Looking(self.pixels(split, samples, vision), may_be_mirrored(samples), augment, compress)
         dtype = precision(self.settings)
         room = nearest_room(len(samples) * bytes_of_regions(vision, dtype), device)
         if room == "none":  # look anew in every step
@@ -356,6 +359,12 @@ def fingerprint(*splits: Sequence[Sample]) -> str:
         for sample in samples:
             digest.update("\0".join((sample.id, sample.split, *sample.captions)).encode() + b"\n")
     return digest.hexdigest()
+
+
+def own_settings(settings: TrainSettings) -> list[str]:
+    """Those given that decide how a model is built, which one that exists already is."""
+    names = ("geometry", "d_model", "heads", "d_ff", "encoder_layers", "decoder_layers", "slots", "dropout")
+    return [name for name in names if getattr(settings, name) is not None] + list(settings.options)
 
 
 def with_val(data: Dataset, share: float) -> Dataset:

@@ -68,6 +68,7 @@ class TrainSettings:
     clip: float = 1.0
     ema: float | None = None  # decay of the averaged weights that are validated and kept; 0: none
     augment: float | None = None  # strength from 0 to 1
+    compress: float = 0.0  # share of the views, in both stages, that look like badly compressed JPEG
     region_dropout: float | None = None  # share of the regions hidden in a step
 
     # Self-critical training
@@ -182,7 +183,9 @@ _POSITIVE = (
 _NOT_NEGATIVE = (
     "slots lr_vision weight_decay scst_lr_vision top_k xe_weight seed val_pictures patience frozen_stages"
 ).split()
-_SHARES = "val_share dropout warmup label_smoothing ema scst_ema region_dropout scst_region_dropout".split()
+_SHARES = (
+    "val_share dropout warmup label_smoothing ema scst_ema region_dropout scst_region_dropout compress"
+).split()
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:

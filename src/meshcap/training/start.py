@@ -17,6 +17,7 @@ from meshcap.models.pretrained import find_file
 from meshcap.models.registry import model_class
 from meshcap.text import Vocabulary
 from meshcap.training.settings import TrainSettings
+from meshcap.training.sizes import resized
 from meshcap.training.tasks import Parts
 from meshcap.vision import create_vision, load_vision
 from meshcap.vision.precomputed import FeatureStore
@@ -93,6 +94,8 @@ def _begin_from(settings: TrainSettings, start: str, flat: list[Sequence[str]], 
             )
     elif vision is None:
         raise MeshcapError(f"{start} reads precomputed features and cannot look at pictures: give --features")
+    if vision is not None and settings.size is not None:
+        vision = resized(vision, settings.size)
     counts = Counter(word for caption in flat for word in caption)
     least = settings.min_count or 1
     new = sorted(word for word, count in counts.items() if word not in vocabulary and count >= least)
