@@ -45,7 +45,7 @@ def test_every_captioner_runs(data: Path, tmp_path: Path, capsys: pytest.Capture
     assert [row["name"] for row in rows if row["ahead"] is None] == [REFERENCE]
     assert all(row["step_ms"] > 0 and row["captions"] > 0 and row["meteor"] is None for row in rows)
     page = (tmp_path / "mechanisms.md").read_text()
-    assert page.count("\n| ") == len(rows) + 1
+    assert page.count("\n| ") == 2 * (len(rows) + 1)
     assert page.startswith("Pictures: 8 train, 3 test. Each captioner: 2 steps of 4 pictures by cross-entropy, 1 seed;")
     ElementTree.parse(tmp_path / "mechanisms.svg")
     dots = ElementTree.parse(tmp_path / "mechanisms-speed.svg").findall(".//{http://www.w3.org/2000/svg}circle")
