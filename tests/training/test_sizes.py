@@ -80,7 +80,7 @@ def test_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     ("more", "told"),
     [
         (["--sizes", "64"], "nothing to do"),
-        (["--sizes", "48,64", "--out", "new"], "2 were given"),
+        (["--sizes", "48,64", "--out", "new"], "2 sizes were given"),
         (["--sizes", "big", "--out", "new"], "--sizes 'big'"),
         (["--sizes", "4", "--out", "new"], "size is 4"),
         (["--sizes", "64", "--through", "-3", "--out", "new"], "through is -3"),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json as json_format
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from meshcap.cli import options
+from meshcap.cli.variants import check, compare
 from meshcap.errors import MeshcapError
 
 
@@ -33,19 +33,12 @@ def sizes(
 
     Example: meshcap sizes run --data my-pictures.jsonl --sizes 260,288,304,320
     """
-    from meshcap.cli.blend import scores_of, show
     from meshcap.cli.quantise import write_whole
-    from meshcap.data import read_dataset
     from meshcap.training.blend import unpacked
     from meshcap.training.sizes import at_size
 
     chosen = read_sizes(sizes)
-    if data is None and out is None:
-        raise MeshcapError("nothing to do: give --data to compare sizes, --out to write a model, or both")
-    if out is not None and len(chosen) != 1:
-        raise MeshcapError(f"--out takes one size and {len(chosen)} were given: give one")
-    if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise MeshcapError(f"{out} exists and is not an empty folder: choose another one")
+    check(chosen, data, out, what="sizes")
     captioner = unpacked(model)
     variants = [(size, at_size(captioner, size, through)) for size in chosen]  # refused before anything is scored
     if out is not None:
@@ -53,12 +46,7 @@ def sizes(
         typer.echo(f"{out}: {model}, shown pictures of {chosen[0]} pixels", err=json)
     if data is not None:
         where, precision = options.apply(device, dtype, threads, None)
-        samples = read_dataset(data, pictures=pictures).split(split)
-        rows = [{"size": size, **scores_of(one, samples, beams, where, precision)} for size, one in variants]
-        if json:
-            typer.echo(json_format.dumps(rows))
-        else:
-            show(rows, f"{split} of {Path(data).name}, beam {beams}")
+        compare(variants, data, split, pictures, beams, where, precision, varied="size", json=json)
 
 
 def read_sizes(text: str) -> list[int]:
