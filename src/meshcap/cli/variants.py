@@ -1,4 +1,4 @@
-"""What `meshcap blend` and `meshcap sizes` share: variants of a model, compared on data, and one of them written."""
+"""What `meshcap blend`, `sizes` and `words` share: variants of a model, compared on data, and one of them written."""
 
 from __future__ import annotations
 

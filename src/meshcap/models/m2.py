@@ -233,7 +233,11 @@ class Decoder(nn.Module):
         self.register_buffer("positions", sinusoids(config.max_length + 1, config.d_model))
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
         self.output = Output(
-            config.d_model, config.vocab_size, config.never_said, self.words if config.tied_words else None
+            config.d_model,
+            config.vocab_size,
+            config.never_said,
+            self.words if config.tied_words else None,
+            bias=config.word_bias,
         )
 
     def sources(self, levels: Tensor, layer: int) -> tuple[Tensor, Tensor]:

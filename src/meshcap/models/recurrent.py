@@ -94,7 +94,11 @@ class RecurrentCaptioner(CaptionModel):
         self.words = Words(config.vocab_size, config.d_model, tied=config.tied_words)
         self.dropout = nn.Dropout(config.dropout)
         self.output = Output(
-            config.d_model, config.vocab_size, config.never_said, self.words if config.tied_words else None
+            config.d_model,
+            config.vocab_size,
+            config.never_said,
+            self.words if config.tied_words else None,
+            bias=config.word_bias,
         )
 
     def reset_parameters(self) -> None:

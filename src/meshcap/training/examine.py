@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from meshcap.data.dataset import Sample
 from meshcap.decoding import Beam
 from meshcap.errors import MeshcapError
 from meshcap.metrics import Result, score
+from meshcap.regions import Regions
 from meshcap.training.distributed import World
 from meshcap.training.eyes import Eyes, Looking, Precomputed, see
 from meshcap.training.pixels import Pixels
@@ -133,6 +134,21 @@ def caption_samples(
     Raises:
         MeshcapError: pictures or features that are missing or cannot be read.
     """
+    found: list[Caption] = []
+    for regions in seen(captioner, samples, store, batch=batch):
+        found += captioner.describe(regions, **options)
+        tell(len(found), len(samples))
+    return found
+
+
+def seen(
+    captioner: Captioner, samples: Sequence[Sample], store: FeatureStore | None = None, *, batch: int
+) -> Iterator[Regions]:
+    """What a captioner sees of samples, so many at a time; the next pictures are read meanwhile.
+
+    Raises:
+        MeshcapError: pictures or features that are missing or cannot be read.
+    """
     eyes: Eyes
     if store is not None:
         eyes = Precomputed(store, [sample.id for sample in samples], captioner.model.device)
@@ -141,7 +157,6 @@ def caption_samples(
         eyes = Looking(pixels, torch.zeros(len(samples), dtype=torch.bool), 0.0)
     else:
         raise MeshcapError("this model reads precomputed features and cannot look at pictures: give --features")
-    found: list[Caption] = []
     blocks = torch.arange(len(samples)).split(batch)
     eyes.ahead(blocks[0])
     for place, block in enumerate(blocks):
@@ -149,6 +164,4 @@ def caption_samples(
             eyes.ahead(blocks[place + 1])
         with torch.no_grad():
             regions = see(captioner.vision, eyes.view(block, training=False))
-        found += captioner.describe(regions, **options)
-        tell(len(found), len(samples))
-    return found
+        yield regions

@@ -113,9 +113,9 @@ def with_words(model: CaptionModel, count: int, vocabulary: Vocabulary) -> Capti
     with torch.no_grad():
         for name, target in larger.state_dict().items():
             source = weights[name]
-            if target.shape != source.shape:  # a row for each word
+            if target.shape != source.shape:  # a row for each word, or of their bias a number
                 target[:old] = source
-                target[old:] = _rare(source)
+                target[old:] = _rare(source) if source.dim() > 1 else 0
             else:
                 target.copy_(source)
     return larger
