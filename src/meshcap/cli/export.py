@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
 
 def export(
-    model: Annotated[
-        str, typer.Argument(help="A model folder, a run, a name on the Hugging Face hub, or default.")
-    ],
+    model: Annotated[str, typer.Argument(help="A model folder, a run, a name on the Hugging Face hub, or default.")],
     format: Annotated[
         Literal["onnx", "torch"], typer.Option("--format", help="ONNX graphs, or archives of torch.export (.pt2).")
     ] = "onnx",
