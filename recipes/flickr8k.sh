@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
 # How many pictures of one's own are worth what: the packaged captioner, trained on with 100, 1,000 and 6,000 pictures of
-# Flickr8k. Half a minute to a minute and a half each on one H200, without compilation.
+# Flickr8k. Half a minute to three minutes each on one H200, without compilation.
 #
-#   recipes/flickr8k.sh FLICKR8K OUT       (a folder or file that `meshcap data check` reads, with its pictures)
+#   recipes/flickr8k.sh dataset_flickr8k.json PICTURES OUT
 set -euo pipefail
-data=$1 out=$2
+captions=$1 pictures=$2 out=$3
+data=$out/packed
 mkdir -p "$out"
+meshcap data pack "$captions" "$data" --pictures "$pictures" --size 256 --format jpg --quality 85
 
-tune() { # pictures, steps of cross-entropy, self-critical steps, pictures of a step, steps between validations
+# pictures, steps of cross-entropy, self-critical steps, pictures of a step, steps between validations, the two learning rates
+tune() {
     local without=()
     if [[ $1 -lt 6000 ]]; then
         python3 - "$data" "$1" "$out/without-$1.txt" <<'PYTHON'
@@ -24,15 +27,15 @@ with open(file, "w") as without:
 PYTHON
         without=(--without "$out/without-$1.txt")
     fi
-    meshcap train "$data" --from default --out "$out/$1" "${without[@]}" --seed 1 --train-vision \
-        --xe-steps "$2" --scst-steps "$3" --batch "$4" --set scst_batch="$4" --lr 1e-4 --set lr_vision=3e-5 \
-        --scst-lr 2e-5 --set scst_lr_vision=5e-6 --set scst_augment=0.25 --set scst_ema=0.99 \
+    meshcap train "$data" --from default --out "$out/$1" "${without[@]}" --seed 1 --size 288 --train-vision \
+        --xe-steps "$2" --scst-steps "$3" --batch "$4" --set scst_batch="$4" --lr "$6" --set lr_vision=3e-5 \
+        --scst-lr "$7" --set scst_lr_vision=5e-6 --set scst_augment=0.25 --set scst_ema=0.99 \
         --set augment=0.5 --set region_dropout=0.1 --set ema=0.99 --set validate_every="$5" --set patience=0 \
         --set compile=false --set precision=bfloat16
     meshcap evaluate "$out/$1" "$data" --split test --out "$out/$1/test"
 }
 
 meshcap evaluate default "$data" --split test --out "$out/0"
-tune 100 30 60 50 20
-tune 1000 60 200 64 65
-tune 6000 120 400 128 130
+tune 100 30 60 50 20 1e-4 2e-5
+tune 1000 60 200 64 65 1e-4 2e-5
+tune 6000 300 900 128 200 2e-4 3e-5
