@@ -78,7 +78,7 @@ class Examiner:
     def examine(self) -> SimpleNamespace:
         cider = self.ciders[min(self.asked, len(self.ciders) - 1)]
         self.asked += 1
-        return SimpleNamespace(cider=cider, bad_endings=0.0, captions=[])
+        return SimpleNamespace(cider=cider, bad_endings=0.0, words=5, captions=[])
 
 
 def trainer_of(

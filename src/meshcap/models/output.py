@@ -21,7 +21,7 @@ class Output(nn.Module):
     """A linear map, and a log-softmax; words that are never said get -inf.
 
     The map has a matrix of its own, or that of the `tied` words, and a bias where one is asked for: captioners learn
-    to do without, and `meshcap.training.rare_words` gives them one.
+    to do without, and `meshcap.training.unsaid_words` gives them one.
     """
 
     silence: Tensor

@@ -42,6 +42,11 @@ class Exam:
     def bad_endings(self) -> float:
         return self.result.diversity.get("bad endings", 0.0)
 
+    @property
+    def words(self) -> int:
+        """Different ones, in all captions together."""
+        return int(self.result.diversity.get("vocabulary", 0))
+
 
 class Examiner:
     """Captions the same pictures again and again while the weights change.

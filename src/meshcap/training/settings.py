@@ -86,6 +86,8 @@ class TrainSettings:
     top_k: int = 0
     xe_weight: float | None = None  # of cross-entropy mixed in, against drift
     xe_captions: int | None = None  # of each picture in that mixture; None: as many as in cross-entropy
+    word_bonus: float = 0.0  # of words that are right and seldom said, beside CIDEr-D (1.0 is a paper's 100)
+    word_share: float = 0.2  # of people's use of a word, at which it is said often enough
 
     # The run
     seed: int = 0
@@ -100,6 +102,7 @@ class TrainSettings:
     val_beams: int = 3
     checkpoint_every: int | None = None  # steps; None: with every validation
     patience: int | None = None  # validations without a new best before a stage ends; 0: never early
+    keep: Literal["best", "last"] = "best"  # by validation CIDEr; "last": a stage's end, where CIDEr is not all
     track: tuple[str, ...] | None = None  # None: TensorBoard, where it is installed
 
     def __post_init__(self) -> None:
@@ -177,11 +180,11 @@ class TrainSettings:
 
 _POSITIVE = (
     "size d_model heads d_ff encoder_layers decoder_layers min_count max_words xe_steps xe_epochs batch captions lr "
-    "clip scst_steps scst_epochs scst_batch scst_lr temperature workers accumulate validate_every val_beams "
+    "clip scst_steps scst_epochs scst_batch scst_lr word_share temperature workers accumulate validate_every val_beams "
     "checkpoint_every xe_captions"
 ).split()
 _NOT_NEGATIVE = (
-    "slots lr_vision weight_decay scst_lr_vision top_k xe_weight seed val_pictures patience frozen_stages"
+    "slots lr_vision weight_decay scst_lr_vision top_k xe_weight word_bonus seed val_pictures patience frozen_stages"
 ).split()
 _SHARES = (
     "val_share dropout warmup label_smoothing ema scst_ema region_dropout scst_region_dropout compress"

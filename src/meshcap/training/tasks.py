@@ -17,6 +17,7 @@ from torch import Tensor
 
 from meshcap.decoding import Hypotheses
 from meshcap.metrics.reward import CiderReward
+from meshcap.metrics.reward_words import SeldomWords
 from meshcap.models import CaptionModel
 from meshcap.regions import Regions
 from meshcap.text import Vocabulary
@@ -46,6 +47,7 @@ class Task(Protocol):
     """One stage of training."""
 
     name: str
+    remembered: dict[str, Tensor]  # beside the weights: what later steps depend on, and checkpoints keep
 
     def ready(self) -> None:
         """Before every stretch of steps: dropout on or off."""
@@ -69,6 +71,7 @@ class CrossEntropy:
         self.precision = precision(settings)
         self.captions = settings.captions or CAPTIONS
         self.shapes = rectangles(table, self.captions)
+        self.remembered: dict[str, Tensor] = {}
         self.loss: Callable[..., Tensor] = torch.compile(self._loss, dynamic=False) if compiled else self._loss
 
     def ready(self) -> None:
@@ -115,9 +118,11 @@ class SelfCritical:
         world: World,
         *,
         compiled: bool,
+        seldom: SeldomWords | None = None,
     ):
         self.parts, self.eyes, self.table, self.settings, self.world = parts, eyes, table, settings, world
-        self.reward = reward
+        self.reward, self.seldom = reward, seldom
+        self.remembered = {} if seldom is None else {"task.used_words": seldom.used}
         self.precision = precision(settings)
         self.learning_to_see = settings.scst_lr_vision > 0 and parts.vision is not None
         self.captions = settings.xe_captions or settings.captions or CAPTIONS
@@ -153,7 +158,7 @@ class SelfCritical:
     def backward(self, everyone: Array, step: int) -> Measures:
         device, settings, pad = self.world.device, self.settings, self.parts.model.config.pad
         parts = shares(everyone, self.world, settings.accumulate)
-        spoken: list[tuple[View, Regions, Tensor | None, Hypotheses, Tensor]] = []
+        spoken: list[tuple[View, Regions, Tensor | None, Hypotheses, Tensor, Tensor | None]] = []
         for place, share in enumerate(parts):
             pictures = torch.from_numpy(everyone[share])
             view = self.eyes.view(pictures, training=True)
@@ -164,21 +169,26 @@ class SelfCritical:
             # Ranks and parts draw different words.
             seed = int(rng(settings.seed, step, self.world.rank, place).integers(2**62))
             found = self.speaker.speak(regions.each(Tensor.detach), seed)
-            spoken.append((view, regions, places, found, self.reward(found.ids, pictures.to(device))))
-        words = self.world.sum(torch.stack([(found.ids != pad).sum() for *_, found, _ in spoken]).sum().float())
+            pictures = pictures.to(device)
+            bonus = None if self.seldom is None else settings.word_bonus * self.seldom(found.ids, pictures)
+            spoken.append((view, regions, places, found, self.reward(found.ids, pictures), bonus))
+        if self.seldom is not None:
+            counted = torch.stack([self.seldom.count(found.ids, found.log_probs) for *_, found, _, _ in spoken]).sum(0)
+            self.seldom.remember(self.world.sum(counted))
+        words = self.world.sum(torch.stack([(found.ids != pad).sum() for *_, found, _, _ in spoken]).sum().float())
         chosen, xe_words = self._told_by_people(everyone, step) if settings.xe_weight else (None, 1)
-        measured = {
-            name: torch.zeros((), device=device) for name in ("loss", "reward", "spread", "length", "disagreement")
-        }
+        names = ("loss", "reward", "spread", "length", "disagreement", *(("bonus",) if self.seldom is not None else ()))
+        measured = {name: torch.zeros((), device=device) for name in names}
         pictures_of_all = len(everyone)
-        for share, (view, regions, places, found, rewards) in zip(parts, spoken, strict=True):
+        for share, (view, regions, places, found, rewards, bonus) in zip(parts, spoken, strict=True):
             if self.learning_to_see and len(parts) > 1:  # memory is short: what was seen was not kept for a gradient
                 regions = only(self._regions(view, keep=True), places)
             # The vision's own backward comes once, after everything that was made of what it saw.
             leaf = regions.each(Tensor.detach)
             leaf.features.requires_grad_(self.learning_to_see)
+            advantage = advantages(rewards if bonus is None else rewards + bonus)
             with autocast(device, self.precision):
-                loss, gap = self.loss(leaf, found.ids, found.log_probs, advantages(rewards))
+                loss, gap = self.loss(leaf, found.ids, found.log_probs, advantage)
             (loss / words).backward()
             if chosen is not None:
                 ids = [one.to(device) for one in self.table.cut(chosen[share], self.shapes)]
@@ -190,6 +200,8 @@ class SelfCritical:
             measured["loss"] += (loss / words).detach()
             measured["disagreement"] += gap / words
             measured["reward"] += rewards.mean(1).sum() / pictures_of_all
+            if bonus is not None:
+                measured["bonus"] += bonus.mean(1).sum() / pictures_of_all
             measured["spread"] += rewards.std(1).sum() / pictures_of_all
             measured["length"] += (found.ids != pad).sum() / (pictures_of_all * settings.samples)
         return measured

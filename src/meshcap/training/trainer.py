@@ -180,17 +180,16 @@ class Trainer:
         with self.average.applied():
             exam = self.examiner.examine()
             better = position.best is None or exam.cider > position.best
-            if better:
-                position.best, position.best_step, position.validations_since = exam.cider, position.step, 0
+            position.validations_since = 0 if better else position.validations_since + 1
+            if better or self.settings.keep == "last":
+                position.best, position.best_step = exam.cider, position.step
                 self.keep_best(exam)
-            else:
-                position.validations_since += 1
         assert position.best is not None
         self.task.ready()
         self.watch.validated(
             self.task.name, position.step, exam.cider, position.best, [one.text for one in exam.captions[:2]]
         )
-        numbers = {"CIDEr": exam.cider, "best": position.best, "bad_endings": exam.bad_endings}
+        numbers = {"CIDEr": exam.cider, "best": position.best, "bad_endings": exam.bad_endings, "words": exam.words}
         if self.log is not None:
             samples = [one.text for one in exam.captions[:8]]
             self.log.write("val", position.step, stage=self.task.name, samples=samples, **numbers)

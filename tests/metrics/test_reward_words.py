@@ -1,0 +1,93 @@
+"""The bonus of seldom words, against counting by hand, and that it lets go when a word is said often enough."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshcap.errors import MeshcapError
+from meshcap.metrics.reward_words import FLOOR, MEMORY, MOST, SeldomWords
+
+PAD, EOS, WORDS = 0, 1, 12
+# Two pictures with two captions each: 5 stands in all four, 6 in two (of one picture), 7 in one.
+REFERENCES = [[[5, 6, 6, EOS], [5, 6]], [[5, 7], [5, 8, 9]]]
+
+
+def seldom(share: float = 0.5) -> SeldomWords:
+    return SeldomWords(REFERENCES, words=WORDS, ignored=(PAD, EOS), share=share)
+
+
+def test_it_begins_as_if_all_were_said_as_people_do() -> None:
+    found = seldom()
+    people = torch.zeros(WORDS)
+    people[5], people[6] = 1.0, 0.5
+    people[7] = people[8] = people[9] = 0.25
+    torch.testing.assert_close(found.used, people)
+    torch.testing.assert_close(found.wanted, people / 2)
+    assert not found.worth.any()
+    assert not found(torch.tensor([[[5, 6, EOS]], [[7, 8, 9]]]), torch.tensor([0, 1])).any()
+
+
+def test_a_word_is_worth_what_it_lacks() -> None:
+    found = seldom()
+    found.used[6], found.used[7], found.used[8] = 0.125, 0.0, 0.2
+    worth = found.worth.tolist()
+    assert worth[6] == pytest.approx(math.log((0.25 + FLOOR) / (0.125 + FLOOR)), rel=1e-5)
+    assert worth[7] == MOST
+    assert worth[8] == 0  # more than half as often as people
+
+
+def test_only_what_is_right_counts_and_only_once() -> None:
+    found = seldom()
+    found.used[6], found.used[7] = 0.125, 0.0
+    six = math.log(2)
+    candidates = torch.tensor([[[6, 6, EOS, PAD], [7, 6, 5, EOS]], [[6, 7, 7, EOS], [10, 11, EOS, PAD]]])
+    got = found(candidates, torch.tensor([0, 1]))
+    torch.testing.assert_close(got, torch.tensor([[six, six], [MOST, 0.0]]), atol=1e-4, rtol=1e-4)
+
+
+def test_what_is_said_is_remembered() -> None:
+    found = seldom()
+    before = found.used.clone()
+    sure, unsure = math.log(0.6), math.log(0.4)
+    log_probs = torch.tensor([[[sure, sure, sure, 0.0], [sure, sure, sure, unsure]]])
+    candidates = torch.tensor([[[6, 6, EOS, PAD], [7, 6, 5, 8]]])
+    counted = found.count(candidates, log_probs)
+    assert counted.tolist() == [0, 0, 0, 0, 0, 1, 2, 1, 0, 0, 0, 0, 2]  # 8 was an accident, 6 counts once a caption
+    found.remember(counted)
+    expected = MEMORY * before
+    expected[5] += 0.5 * (1 - MEMORY)
+    expected[6] += 1.0 * (1 - MEMORY)
+    expected[7] += 0.5 * (1 - MEMORY)
+    torch.testing.assert_close(found.used, expected)
+
+
+def test_a_forgotten_word_gains_until_it_is_said_again() -> None:
+    found = seldom()
+    for _ in range(200):
+        found.remember(found.count(torch.tensor([[[5, EOS]]]), torch.zeros(1, 1, 2)))
+    assert found.worth[7] > 1 and found.worth[5] == 0
+    for _ in range(200):
+        found.remember(found.count(torch.tensor([[[7, EOS], [5, EOS]]]), torch.zeros(1, 2, 2)))
+    assert found.worth[7] == 0
+
+
+@given(st.lists(st.lists(st.integers(0, WORDS - 1), min_size=4, max_size=4), min_size=1, max_size=6), st.integers(0, 1))
+def test_against_plain_python(captions: list[list[int]], picture: int) -> None:
+    found = seldom()
+    found.used.mul_(0.1)
+    worth = found.worth.tolist()
+    right = {word for caption in REFERENCES[picture] for word in caption} - {PAD, EOS}
+    expected = [sum(worth[word] for word in set(caption) & right) for caption in captions]
+    got = found(torch.tensor([captions]), torch.tensor([picture]))
+    torch.testing.assert_close(got, torch.tensor([expected], dtype=torch.float32), atol=1e-5, rtol=1e-5)
+
+
+def test_what_cannot_work_is_said() -> None:
+    with pytest.raises(MeshcapError, match="no pictures"):
+        SeldomWords([], words=WORDS, ignored=(), share=0.5)
+    for share in (0.0, 1.5):
+        with pytest.raises(MeshcapError, match="share above 0"):
+            seldom(share)
