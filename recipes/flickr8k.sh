@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # How many pictures of one's own are worth what: the packaged captioner, trained on with 100, 1,000 and 6,000 pictures of
-# Flickr8k. Half a minute to three minutes each on one H200, without compilation.
+# Flickr8k. One to two minutes, side by side, on one H200, without compilation.
 #
 #   recipes/flickr8k.sh dataset_flickr8k.json PICTURES OUT
 set -euo pipefail
@@ -36,6 +36,6 @@ PYTHON
 }
 
 meshcap evaluate default "$data" --split test --out "$out/0"
-tune 100 30 60 50 20 1e-4 2e-5
-tune 1000 60 200 64 65 1e-4 2e-5
-tune 6000 300 900 128 200 2e-4 3e-5
+tune 100 30 60 50 30 2e-4 3e-5
+tune 1000 60 160 64 80 2e-4 3e-5
+tune 6000 200 440 128 220 2e-4 3e-5

@@ -20,7 +20,7 @@ XE, SCST = 8, 6
 # Whatever a run does at random is on: the order of pictures and captions, dropout, other views, the words drawn.
 RANDOM = {"dropout": 0.1, "augment": 0.3, "region_dropout": 0.2, "ema": 0.9, "captions": 2, "checkpoint_every": 3}
 # And what a step remembers of those before it.
-REMEMBERED = {"word_bonus": 0.3, "word_share": 0.9}
+REMEMBERED = {"word_bonus": 5.0, "word_share": 1.0}
 
 
 @pytest.fixture(scope="module")

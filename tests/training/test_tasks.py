@@ -15,6 +15,7 @@ import tiny
 from meshcap.data.dataset import Sample
 from meshcap.data.draw import draw_scene
 from meshcap.metrics.cider import cider_d
+from meshcap.metrics.reward_words import SeldomWords
 from meshcap.training.distributed import World
 from meshcap.training.eyes import Looking
 from meshcap.training.pixels import Pixels
@@ -298,3 +299,48 @@ def test_fewer_captions_may_be_mixed_in() -> None:
     one = scst_task(parts, settings_of(xe_weight=0.3, xe_captions=1))
     all_three = scst_task(parts, settings_of(xe_weight=0.3))
     assert one._told_by_people(BATCH, 4)[1] < all_three._told_by_people(BATCH, 4)[1]
+
+
+def with_bonus(parts: Parts, weight: float, **changes: object) -> SelfCritical:
+    references = [[VOCABULARY.encode(caption) for caption in captions] for captions in TOKENS]
+    seldom = SeldomWords(references, words=len(VOCABULARY), ignored=(0, 1, 2, 3), share=1.0)
+    settings = settings_of(xe_weight=0.0, word_bonus=weight, **changes)
+    return SelfCritical(parts, eyes(), reward(), table(), settings, World(CPU), compiled=False, seldom=seldom)
+
+
+def test_what_is_pushed_is_reward_and_bonus() -> None:
+    parts = parts_of()
+    plain, _ = gradients(parts, scst_task(parts, settings_of(xe_weight=0.0)))
+    task = with_bonus(parts, 2.0)
+    found, measured = gradients(parts, task)  # all words are said often enough yet
+    assert_same(found, plain)
+    assert measured["bonus"] == 0
+    task.seldom.used.mul_(0.3)
+    found, measured = gradients(parts, task)
+    assert measured["bonus"] > 0
+    assert any(not torch.allclose(found[name], plain[name], atol=1e-5) for name in plain)
+
+    # The same from a reward that has the bonus in it.
+    fresh = with_bonus(parts, 2.0)
+    fresh.seldom.used.mul_(0.3)
+    judge = reward()
+    worth = with_bonus(parts, 1.0).seldom
+    worth.used.mul_(0.3)
+    both = scst_task(parts, settings_of(xe_weight=0.0), judge=lambda ids, at: judge(ids, at) + 2.0 * worth(ids, at))
+    expected, _ = gradients(parts, both)
+    again, _ = gradients(parts, fresh)
+    assert_same(again, expected)
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_what_was_said_is_remembered_of_all_parts(accumulate: int) -> None:
+    parts = parts_of()
+    task = with_bonus(parts, 1.0, accumulate=accumulate)
+    assert task.remembered["task.used_words"] is task.seldom.used
+    before, counted = task.seldom.used.clone(), []
+    count = task.seldom.count
+    task.seldom.count = lambda *given: counted.append(count(*given)) or counted[-1]
+    gradients(parts, task)
+    total = sum(counted)
+    assert len(counted) == accumulate and total[-1] == len(BATCH) * 3
+    torch.testing.assert_close(task.seldom.used, before.lerp(total[:-1] / total[-1], 0.01))

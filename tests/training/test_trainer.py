@@ -53,6 +53,14 @@ def test_the_best_is_kept_and_only_the_best(tmp_path: Path) -> None:
     assert (trainer.position.best, trainer.position.best_step) == (0.4, 12)
 
 
+def test_the_last_is_kept_where_that_is_asked_for(tmp_path: Path) -> None:
+    task = xe_task(parts_of(), settings_of(**every(2, keep="last", patience=3)))
+    trainer = trainer_of(task, tmp_path, steps=8, ciders=[0.4, 0.1, 0.3, 0.2])
+    trainer.fit()
+    assert trainer.kept == [2, 4, 6, 8]
+    assert (trainer.position.best, trainer.position.best_step) == (0.2, 8)
+
+
 def test_what_is_examined_is_the_average(tmp_path: Path) -> None:
     parts = parts_of()
     trainer = trainer_of(xe_task(parts, settings_of(**every(3))), tmp_path, steps=3, lr=1e-2)

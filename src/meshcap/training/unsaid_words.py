@@ -29,7 +29,7 @@ from meshcap.models.output import Output
 from meshcap.regions import Regions
 from meshcap.training.examine import seen
 
-NUDGE = 0.3  # beyond equally likely
+NUDGE = 0.3  # beyond equally likely: 0.8 made more words said and cost 0.6 CIDEr on COCO val
 
 
 @dataclass(frozen=True)
