@@ -133,6 +133,8 @@ class TrainSettings:
             value = getattr(self, name)
             if value is not None and not 0 <= value < 1:
                 raise MeshcapError(f"{name} is {value}, expected a share from 0 to below 1")
+        if not 0 < self.word_share <= 1:
+            raise MeshcapError(f"word_share is {self.word_share}, expected a share above 0, 1 at most")
         if self.samples < 2:
             raise MeshcapError(f"samples is {self.samples}, expected at least 2: each is judged by the others")
         if self.max_length < 2:
@@ -180,7 +182,7 @@ class TrainSettings:
 
 _POSITIVE = (
     "size d_model heads d_ff encoder_layers decoder_layers min_count max_words xe_steps xe_epochs batch captions lr "
-    "clip scst_steps scst_epochs scst_batch scst_lr word_share temperature workers accumulate validate_every val_beams "
+    "clip scst_steps scst_epochs scst_batch scst_lr temperature workers accumulate validate_every val_beams "
     "checkpoint_every xe_captions"
 ).split()
 _NOT_NEGATIVE = (
