@@ -29,8 +29,9 @@ from meshcap.demo_sheet import sheet
 from meshcap.errors import MeshcapError
 from meshcap.files import write_beside
 from meshcap.training.distributed import World
+from meshcap.training.folder import make_folder
 from meshcap.training.progress import Watch
-from meshcap.training.run import Run, make_folder
+from meshcap.training.run import Run
 from meshcap.training.settings import TrainSettings
 
 SHOWN = 8

@@ -78,8 +78,9 @@ def train(
 
     from meshcap.training.distributed import World
     from meshcap.training.finish import finish_run
+    from meshcap.training.folder import check_folder, make_folder
     from meshcap.training.progress import Watch
-    from meshcap.training.run import Run, check_folder, make_folder
+    from meshcap.training.run import Run
     from meshcap.training.settings import TrainSettings
 
     where, _ = options.apply(device, "auto", threads, seed)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -39,7 +38,7 @@ from meshcap.training.optimiser import Average, make_optimiser, named_others, na
 from meshcap.training.pixels import Pixels, nearest_room, where_to_keep
 from meshcap.training.plan import complete
 from meshcap.training.progress import Watch
-from meshcap.training.settings import SETTINGS, TrainSettings
+from meshcap.training.settings import TrainSettings
 from meshcap.training.start import Tokens, begin, check_captions, check_coverage
 from meshcap.training.tasks import CrossEntropy, Parts, SelfCritical, Task, precision
 from meshcap.training.track import Tracker, open_trackers
@@ -390,33 +389,3 @@ def with_val(data: Dataset, share: float) -> Dataset:
         for sample in data.samples
     ]
     return Dataset(data.name, moved)
-
-
-def check_folder(folder: Path, *, resume: bool) -> None:
-    """Whether a run may live there; nothing is made yet.
-
-    Raises:
-        MeshcapError: it holds a run or something else already.
-    """
-    if resume:
-        TrainSettings.load(folder)
-    elif (folder / SETTINGS).exists():
-        raise MeshcapError(f"{folder} holds a run already: go on with --resume, or choose another --out")
-    elif folder.is_dir() and any(folder.iterdir()):
-        raise MeshcapError(f"{folder} is not empty and holds no run: choose another --out")
-    elif folder.exists() and not folder.is_dir():
-        raise MeshcapError(f"{folder} is a file, expected a folder for the run: choose another --out")
-
-
-def make_folder(folder: Path) -> None:
-    """A place for a run.
-
-    Raises:
-        MeshcapError: it cannot be made or written to.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise MeshcapError(f"{folder} cannot be made: {error.strerror}") from error
-    if not os.access(folder, os.W_OK):
-        raise MeshcapError(f"{folder} cannot be written to: choose another --out")
