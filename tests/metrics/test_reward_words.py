@@ -39,6 +39,14 @@ def test_a_word_is_worth_what_it_lacks() -> None:
     assert worth[8] == 0  # more than half as often as people
 
 
+def test_what_is_often_enough_for_one_word_is_for_all() -> None:
+    found = SeldomWords(REFERENCES, words=WORDS, ignored=(PAD, EOS), share=1.0, often=0.3)
+    assert found.wanted[[5, 6, 7]].tolist() == pytest.approx([0.3, 0.3, 0.25])
+    assert found.used[5] == 1 and not found.worth.any()
+    found.used[5] = 0.1
+    assert found.worth[5].item() == pytest.approx(math.log(3), rel=1e-4)
+
+
 def test_only_what_is_right_counts_and_only_once() -> None:
     found = seldom()
     found.used[6], found.used[7] = 0.125, 0.0
@@ -91,3 +99,5 @@ def test_what_cannot_work_is_said() -> None:
     for share in (0.0, 1.5):
         with pytest.raises(MeshcapError, match="share above 0"):
             seldom(share)
+        with pytest.raises(MeshcapError, match="enough for a word"):
+            SeldomWords(REFERENCES, words=WORDS, ignored=(), share=1.0, often=share)

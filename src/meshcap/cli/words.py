@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,17 +16,19 @@ if TYPE_CHECKING:
     import torch
 
     from meshcap.captioner import Captioner
-    from meshcap.data import Sample
-    from meshcap.training.unsaid_words import Heard
+    from meshcap.data import Dataset, Sample
+    from meshcap.training.heard import Heard
 
 
 def words(
     model: Annotated[str, typer.Argument(help="A model folder, or default.")],
-    heard: Annotated[str, typer.Argument(help="Pictures to listen on, which it did not learn from.")],
+    heard: Annotated[str, typer.Argument(help="Pictures with captions to listen on.")],
     limits: Annotated[
-        str, typer.Option(help="How far unsaid words are raised at most; 0: not at all; several to compare them.")
+        str, typer.Option(help="How far words are raised at most; 0: not at all; several to compare them.")
     ] = "3",
-    heard_split: Annotated[str, typer.Option(help="Which part of HEARD.")] = "val",
+    price: Annotated[float, typer.Option(help="What a word is paid for: the higher, the fewer are raised.")] = 0.5,
+    heard_split: Annotated[str, typer.Option(help="Which parts of HEARD, with commas between them.")] = "val",
+    heard_pictures: Annotated[int | None, typer.Option(min=1, help="Of each part at most so many, drawn.")] = None,
     data: Annotated[str | None, typer.Option(help="Pictures with captions to compare limits by.")] = None,
     split: Annotated[str, typer.Option(help="Which part of the data.")] = "val",
     pictures: Annotated[Path | None, typer.Option(help="Where the pictures are, if not beside the captions.")] = None,
@@ -36,11 +39,12 @@ def words(
     threads: options.Threads = None,
     json: options.Json = False,
 ) -> None:
-    """Raise the words that a model nearly says and never does: what it then says and scores.
+    """Raise the words that a model nearly says and hardly does: what it then says and scores.
 
-    The model captions the pictures of HEARD. Each word that it never says, and that lacked no more than the limit to
-    be the likeliest somewhere, gets a number of its own that is added to its logit: just enough for that place. A model
-    that has such numbers already gets new ones instead, as if it had none; limit 0 takes them away.
+    The model captions the pictures of HEARD. A word that it hardly says, and that came near somewhere, gets a number of
+    its own that is added to its logit: as much as the places need where it came nearest, if people say the word of
+    enough of those pictures to be worth its price. A model that has such numbers already gets new ones instead, as if
+    it had none; limit 0 takes them away.
 
     Example: meshcap words run my-pictures.jsonl --data my-pictures.jsonl --limits 0,2,3,4
     """
@@ -50,12 +54,14 @@ def words(
     from meshcap.training.unsaid_words import with_word_bias
 
     chosen = read_limits(limits)
+    if not 0 <= price < float("inf"):
+        raise MeshcapError(f"--price {price}: expected a number of at least 0")
+    parts = [part.strip() for part in heard_split.split(",")]
     check(chosen, data, out, what="limits")
     where, precision = options.apply(device, dtype, threads, None)
     captioner = unpacked(model)
-    samples = read_dataset(heard, pictures=pictures).split(heard_split)
-    found = _heard(captioner, samples, beams, where, quiet=json)
-    biases = [found.bias(limit) for limit in chosen]
+    found = _heard(captioner, read_dataset(heard, pictures=pictures), parts, heard_pictures, beams, where, quiet=json)
+    biases = [found.bias(limit, price) for limit in chosen]
     if out is not None:
         raised = biases[0][biases[0] > 0]
         other = with_word_bias(captioner, biases[0] if len(raised) else None)
@@ -78,21 +84,41 @@ def read_limits(text: str) -> list[float]:
     return found
 
 
-def _heard(captioner: Captioner, samples: list[Sample], beams: int, device: torch.device, *, quiet: bool) -> Heard:
+def _heard(
+    captioner: Captioner,
+    dataset: Dataset,
+    parts: list[str],
+    most: int | None,
+    beams: int,
+    device: torch.device,
+    *,
+    quiet: bool,
+) -> Heard:
     from rich.console import Console
     from rich.progress import Progress
 
-    from meshcap.training.unsaid_words import listen
+    from meshcap.training.captions import tokenized
+    from meshcap.training.unsaid_words import follows, listen
 
-    for part in (captioner.model, captioner.vision):
-        if part is not None:
-            part.to(device)
+    samples: list[Sample] = []
+    for part in parts:
+        of_part = dataset.split(part)
+        if most is not None and most < len(of_part):
+            of_part = [of_part[at] for at in sorted(Random(0).sample(range(len(of_part)), most))]
+        samples += of_part
+    learned = dataset.split("train") if dataset.counts().get("train") else []
+    people = {sample.id: sample for sample in (*learned, *samples)}  # each once: a part may be train
+    may_follow = follows(tokenized(list(people.values()), "ptb"), captioner.vocabulary)
+    for part_of_it in (captioner.model, captioner.vision):
+        if part_of_it is not None:
+            part_of_it.to(device)
     console = Console(stderr=True)
     with Progress(console=console, disable=quiet or not console.is_terminal, transient=True) as progress:
         task = progress.add_task("listening", total=None)
         return listen(
             captioner,
             samples,
+            may_follow=may_follow,
             beams=beams,
             tell=lambda done, total: progress.update(task, completed=done, total=total),
         )

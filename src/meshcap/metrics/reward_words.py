@@ -6,12 +6,13 @@ captioner falls behind people in saying it at all:
 
     f_w = in how many of people's captions the word stands, a share
     u_w = in how many of the captioner's last captions it does and is meant: likelier than all other words together
-    s_w = clamp(log(share · f_w / u_w), 0, most)
+    s_w = clamp(log(min(share · f_w, often) / u_w), 0, most)
 
     bonus = Σ s_w over the different words w of the candidate that stand in a reference of its picture
 
-Nobody is asked to say a word as often as people do: where u_w reaches `share` of f_w the bonus is gone, and CIDEr-D
-alone decides. A wrong word earns nothing, and costs what it costs in CIDEr-D: the more, the rarer it is.
+Nobody is asked to say a word as often as people do: where u_w reaches `share` of f_w, or is said `often` enough to be
+heard now and then, the bonus is gone, and CIDEr-D alone decides. A wrong word earns nothing, and costs what it costs in
+CIDEr-D: the more, the rarer it is.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class SeldomWords:
         words: int,
         ignored: Sequence[int],
         share: float,
+        often: float = 1.0,
         device: torch.device | None = None,
     ):
         """From the references of every training picture, as lists of ids.
@@ -52,14 +54,17 @@ class SeldomWords:
             words: size of the vocabulary.
             ignored: ids that are no words: `<pad>`, `<eos>`, `<unk>` and their like.
             share: of people's use of a word, at which the captioner says it often enough.
+            often: the share of captions that is enough for any word, however often people say it.
 
         Raises:
-            MeshcapError: no pictures, or a share that is none.
+            MeshcapError: no pictures, or shares that are none.
         """
         if not references:
             raise MeshcapError("no pictures were given, expected at least one")
         if not 0 < share <= 1:
             raise MeshcapError(f"words are to be said at {share} of people's rate, expected a share above 0")
+        if not 0 < often <= 1:
+            raise MeshcapError(f"{often} of the captions is to be enough for a word, expected a share above 0")
         none = set(ignored)
         bags = [sorted({word for caption in captions for word in caption} - none) for captions in references]
         # (P, most words of a picture), filled up with -1, which no candidate holds.
@@ -72,10 +77,10 @@ class SeldomWords:
             captions += len(of_picture)
             for caption in of_picture:
                 said[list(set(caption) - none)] += 1
-        self.share = share
         self.known = torch.from_numpy(known).to(device)
-        self.wanted = (share * torch.from_numpy(said / max(1, captions)).float()).to(device)
-        self.used = self.wanted / share  # (V,) the captioner's, and the only thing here that changes
+        people = torch.from_numpy(said / max(1, captions)).float().to(device)
+        self.wanted = (share * people).clamp_max(often)
+        self.used = people  # (V,) the captioner's, and the only thing here that changes
         counts = torch.ones(words, dtype=torch.bool)
         counts[[one for one in none if 0 <= one < words]] = False
         self.counts = counts.to(device)

@@ -268,6 +268,7 @@ class Run:
             words=config.vocab_size,
             ignored=(config.pad, config.bos, config.eos, config.unk, *config.never_said),
             share=self.settings.word_share,
+            often=self.settings.word_often,
             device=self.world.device,
         )
 

@@ -88,6 +88,7 @@ class TrainSettings:
     xe_captions: int | None = None  # of each picture in that mixture; None: as many as in cross-entropy
     word_bonus: float = 0.0  # of words that are right and seldom said, beside CIDEr-D (1.0 is a paper's 100)
     word_share: float = 0.2  # of people's use of a word, at which it is said often enough
+    word_often: float = 1.0  # share of the captions at which any word is
 
     # The run
     seed: int = 0
@@ -133,8 +134,9 @@ class TrainSettings:
             value = getattr(self, name)
             if value is not None and not 0 <= value < 1:
                 raise MeshcapError(f"{name} is {value}, expected a share from 0 to below 1")
-        if not 0 < self.word_share <= 1:
-            raise MeshcapError(f"word_share is {self.word_share}, expected a share above 0, 1 at most")
+        for name in ("word_share", "word_often"):
+            if not 0 < getattr(self, name) <= 1:
+                raise MeshcapError(f"{name} is {getattr(self, name)}, expected a share above 0, 1 at most")
         if self.samples < 2:
             raise MeshcapError(f"samples is {self.samples}, expected at least 2: each is judged by the others")
         if self.max_length < 2:
@@ -188,9 +190,7 @@ _POSITIVE = (
 _NOT_NEGATIVE = (
     "slots lr_vision weight_decay scst_lr_vision top_k xe_weight word_bonus seed val_pictures patience frozen_stages"
 ).split()
-_SHARES = (
-    "val_share dropout warmup label_smoothing ema scst_ema region_dropout scst_region_dropout compress"
-).split()
+_SHARES = ("val_share dropout warmup label_smoothing ema scst_ema region_dropout scst_region_dropout compress").split()
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:
