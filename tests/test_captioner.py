@@ -1,6 +1,7 @@
 """Captioner: pictures or regions in, sentences out."""
 
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +57,17 @@ def test_mention_and_avoid(speaker: Captioner) -> None:
     said = {word for caption in speaker.caption(regions, max_length=9) for word in caption.words}
     avoided = sorted(said)[0]
     assert all(avoided not in c.words for c in speaker.caption(regions, avoid=[avoided], max_length=9))
+
+
+def test_english_does_not_stutter(speaker: Captioner) -> None:
+    def stutters(captioner: Captioner, **options: object) -> int:
+        drawn = captioner.caption(tiny.pictures(*[4] * 20), strategy=Sample(1, seed=1), max_length=9, **options)
+        return sum(first == second for caption in drawn for first, second in pairwise(caption.words))
+
+    assert stutters(speaker) == 0
+    assert stutters(Captioner(speaker.model, Vocabulary(WORDS, tokenizer="char"))) > 0  # others may mean it
+    (caption,) = speaker.caption(tiny.pictures(4), mention=["ball ball"], max_length=9)  # so may who asks for it
+    assert "ball ball" in " ".join(caption.words)
 
 
 def test_what_cannot_be_mentioned_is_counted(speaker: Captioner) -> None:

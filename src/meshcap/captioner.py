@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, overload
 
@@ -204,6 +205,7 @@ class Captioner:
             max_length=min(20, config.max_length) if max_length is None else max_length,
             min_length=min_length,
             no_repeat_ngram=no_repeat_ngram,
+            no_stutter=self.vocabulary.tokenizer == "ptb" and not self._says_twice(mention),
             # An unknown word tells a reader nothing, and an imported model might say the others too.
             banned=(config.unk, config.pad, config.bos, *avoided),
             bad_endings=tuple(sorted(self.vocabulary.id(w) for w in BAD_ENDINGS if w in self.vocabulary))
@@ -227,6 +229,13 @@ class Captioner:
             graphs=self.graphs,
         )
         return list(self._captions(found, len(mention)))
+
+    def _says_twice(self, mention: Sequence[str | Sequence[str]]) -> bool:
+        """Whether a phrase that must appear has a word twice in a row, as "bora bora" has."""
+        phrases = [phrase for one in mention for phrase in ([one] if isinstance(one, str) else one)]
+        return any(
+            first == second for phrase in phrases for first, second in pairwise(self._asked(phrase, "to mention"))
+        )
 
     def _requirements(
         self, mention: Sequence[str | Sequence[str]], avoided: Sequence[int], most: int
