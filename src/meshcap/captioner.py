@@ -205,7 +205,8 @@ class Captioner:
             max_length=min(20, config.max_length) if max_length is None else max_length,
             min_length=min_length,
             no_repeat_ngram=no_repeat_ngram,
-            no_stutter=self.vocabulary.tokenizer == "ptb" and not self._says_twice(mention),
+            # Words that were raised may follow themselves; in other languages some do so rightly.
+            no_stutter=config.word_bias and self.vocabulary.tokenizer == "ptb" and not self._says_twice(mention),
             # An unknown word tells a reader nothing, and an imported model might say the others too.
             banned=(config.unk, config.pad, config.bos, *avoided),
             bad_endings=tuple(sorted(self.vocabulary.id(w) for w in BAD_ENDINGS if w in self.vocabulary))

@@ -69,7 +69,7 @@ def test_everything_in_at_once(here: Path, model: Path, capsys: pytest.CaptureFi
     said = expected(model, [Path(path) for path in paths])
     assert {row["path"]: row["caption"] for row in rows[:13]} == said
     assert [row["caption"] for row in rows[13:]] == [said["photos/001.png"], said["photos/002.png"]]
-    assert len(set(said.values())) > 2
+    assert len(set(said.values())) > 3
     # Called again, it has nothing to do.
     before = (here / "c.jsonl").stat().st_mtime_ns
     assert batch(model, "photos/00*.png", "list.csv", "jpegs", "s.tar", "--out", "c.jsonl", "--json") == 0

@@ -1,7 +1,6 @@
 """The commands as people call them."""
 
 import json
-from itertools import pairwise
 from pathlib import Path
 
 import numpy
@@ -63,12 +62,11 @@ def test_an_imported_checkpoint_says_what_the_public_code_says(
     assert [caption["file"] for caption in captions] == [str(path) for path in files]
     for caption, ids in zip(captions, golden["outputs"]["beam5_top1_ids"].tolist(), strict=True):
         said = ids[: ids.index(3)] if 3 in ids else ids
-        stutters = any(first == second for first, second in pairwise(said))
-        if not said or {0, 1, 2} & set(said) or stutters:  # which a caption for people never does
+        if not said or {0, 1, 2} & set(said):  # which a caption for people never does
             continue
         checked += 1
         assert caption["words"] == [WORDS[i] for i in said]
-    assert checked > 2
+    assert checked > 3
 
 
 def test_plain_lines_and_n_best(model: Path, files: list[Path], capsys: pytest.CaptureFixture[str]) -> None:

@@ -120,7 +120,7 @@ class Captioner:
             max_length=min(20, facts.max_length) if max_length is None else max_length,
             min_length=min_length,
             no_repeat_ngram=no_repeat_ngram,
-            no_stutter=self.vocabulary.tokenizer == "ptb",
+            no_stutter=facts.word_bias and self.vocabulary.tokenizer == "ptb",
             # An unknown word tells a reader nothing, and an imported model might say the others too.
             banned=(facts.unk, facts.pad, facts.bos, *(self._avoided(one) for one in avoid)),
             bad_endings=tuple(sorted(self.vocabulary.id(w) for w in BAD_ENDINGS if w in self.vocabulary))
