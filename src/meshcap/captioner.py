@@ -205,8 +205,7 @@ class Captioner:
             max_length=min(20, config.max_length) if max_length is None else max_length,
             min_length=min_length,
             no_repeat_ngram=no_repeat_ngram,
-            # Words that were raised may follow themselves; in other languages some do so rightly.
-            no_stutter=config.word_bias and self.vocabulary.tokenizer == "ptb" and not self._says_twice(mention),
+            no_stutter=self.raised and not self._says_twice(mention),
             # An unknown word tells a reader nothing, and an imported model might say the others too.
             banned=(config.unk, config.pad, config.bos, *avoided),
             bad_endings=tuple(sorted(self.vocabulary.id(w) for w in BAD_ENDINGS if w in self.vocabulary))
@@ -230,6 +229,11 @@ class Captioner:
             graphs=self.graphs,
         )
         return list(self._captions(found, len(mention)))
+
+    @property
+    def raised(self) -> bool:
+        """Whether words of English were raised: they may follow themselves, or the wrong article."""
+        return self.model.config.word_bias and self.vocabulary.tokenizer == "ptb"
 
     def _says_twice(self, mention: Sequence[str | Sequence[str]]) -> bool:
         """Whether a phrase that must appear has a word twice in a row, as "bora bora" has."""
@@ -274,10 +278,10 @@ class Captioner:
 
         def one(picture: int, rank: int, alternatives: tuple[Caption, ...] = ()) -> Caption:
             length = lengths[picture][rank]
-            words = self.vocabulary.decode(ids[picture][rank][:length])
+            words, text = self.vocabulary.said(ids[picture][rank][:length], agree=self.raised)
             said, likely = log_probs[picture][rank][:length], probability[picture][rank]
             return Caption(
-                text=self.vocabulary.sentence(ids[picture][rank][:length]),
+                text=text,
                 words=words,
                 log_probs=said,
                 confidence=likely if self.calibration is None else self.calibration.apply(said),

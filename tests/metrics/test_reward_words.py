@@ -47,6 +47,13 @@ def test_what_is_often_enough_for_one_word_is_for_all() -> None:
     assert found.worth[5].item() == pytest.approx(math.log(3), rel=1e-4)
 
 
+def test_no_word_is_worth_more_than_the_most() -> None:
+    found = SeldomWords(REFERENCES, words=WORDS, ignored=(PAD, EOS), share=1.0, most=0.5)
+    found.used[7] = 0.0
+    found.used[6] = 0.5 * math.exp(-0.25)
+    assert found.worth[[6, 7]].tolist() == pytest.approx([0.25, 0.5], rel=1e-3)
+
+
 def test_only_what_is_right_counts_and_only_once() -> None:
     found = seldom()
     found.used[6], found.used[7] = 0.125, 0.0
@@ -101,3 +108,5 @@ def test_what_cannot_work_is_said() -> None:
             seldom(share)
         with pytest.raises(MeshcapError, match="enough for a word"):
             SeldomWords(REFERENCES, words=WORDS, ignored=(), share=1.0, often=share)
+    with pytest.raises(MeshcapError, match="worth at most 0"):
+        SeldomWords(REFERENCES, words=WORDS, ignored=(), share=1.0, most=0.0)

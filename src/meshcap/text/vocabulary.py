@@ -22,6 +22,7 @@ from typing import Any
 
 from meshcap.errors import MeshcapError
 from meshcap.files import write_beside
+from meshcap.text.articles import agreeing
 from meshcap.text.sentence import full_stop, join_words
 
 SPECIAL = ("<unk>", "<pad>", "<bos>", "<eos>")
@@ -212,6 +213,14 @@ class Vocabulary:
         words = given if all(isinstance(one, str) for one in given) else [self.word(one) for one in given]
         text = join_words(self._spoken(words), self.tokenizer)
         return full_stop(text, self.tokenizer) if SPECIAL[3] in words else text
+
+    def said(self, ids: Sequence[int], *, agree: bool = False) -> tuple[list[str], str]:
+        """The words of a caption, and its sentence; with `agree`, articles are those that its nouns want."""
+        words = self.decode(ids)
+        if not (agree and "a" in self and "an" in self):
+            return words, self.sentence(ids)
+        words = agreeing(words)
+        return words, self.sentence([*words, SPECIAL[3]] if self.eos in ids else words)
 
     @staticmethod
     def _spoken(words: Iterable[str]) -> list[str]:

@@ -269,6 +269,7 @@ class Run:
             ignored=(config.pad, config.bos, config.eos, config.unk, *config.never_said),
             share=self.settings.word_share,
             often=self.settings.word_often,
+            most=self.settings.word_most,
             device=self.world.device,
         )
 

@@ -89,6 +89,7 @@ class TrainSettings:
     word_bonus: float = 0.0  # of words that are right and seldom said, beside CIDEr-D (1.0 is a paper's 100)
     word_share: float = 0.2  # of people's use of a word, at which it is said often enough
     word_often: float = 1.0  # share of the captions at which any word is
+    word_most: float = 3.0  # a word said e^-3 times as often as it should be is worth as much as one never said
 
     # The run
     seed: int = 0
@@ -185,7 +186,7 @@ class TrainSettings:
 _POSITIVE = (
     "size d_model heads d_ff encoder_layers decoder_layers min_count max_words xe_steps xe_epochs batch captions lr "
     "clip scst_steps scst_epochs scst_batch scst_lr temperature workers accumulate validate_every val_beams "
-    "checkpoint_every xe_captions"
+    "checkpoint_every xe_captions word_most"
 ).split()
 _NOT_NEGATIVE = (
     "slots lr_vision weight_decay scst_lr_vision top_k xe_weight word_bonus seed val_pictures patience frozen_stages"
