@@ -139,6 +139,7 @@ def test_every_setting_survives(tmp_path: Path) -> None:
         "patience": 37, "track": ("none",), "threads": 38, "without": "w", "frozen_stages": 39, "scst_augment": 0.4,
         "scst_ema": 0.41, "xe_captions": 42, "scst_region_dropout": 0.43, "compress": 0.44, "word_bonus": 0.45,
         "word_share": 0.46, "keep": "last", "word_often": 0.47, "word_most": 0.48,
+        "turn": 49.0,
     }  # fmt: skip
     assert set(other) == {field.name for field in fields(TrainSettings)}
     settings = TrainSettings(**other)
@@ -169,6 +170,7 @@ def test_what_was_chosen_is_saved(run: Path) -> None:
         ("word_often=0", "word_often is 0, expected a share above 0"),
         ("word_most=0", "word_most is 0, expected more than 0"),
         ("word_bonus=-1", "word_bonus is -1"),
+        ("turn=-3", "turn is -3, expected degrees"),
         ("keep=first", "keep is 'first', expected best or last"),
         ("heads=3", "multiple of heads"),
         ("dropout=1.5", "dropout is 1.5"),

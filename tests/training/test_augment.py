@@ -49,6 +49,22 @@ def test_mirroring_only_where_it_is_allowed_and_half_of_the_time() -> None:
     assert 60 < int(mirrored[mirror].sum()) < 140
 
 
+def test_views_are_turned_about_their_middle() -> None:
+    """A bright spot to the right of the middle comes to stand on a circle, as far as views are turned at most."""
+    side, count, most = 65, 400, 30.0
+    pixels = torch.zeros(count, 3, side, side, dtype=torch.uint8)
+    middle, radius = side // 2, 20
+    pixels[:, :, middle - 1 : middle + 2, middle + radius - 1 : middle + radius + 2] = 255
+    seen = augment(pixels, torch.zeros(count, dtype=torch.bool), 0.0, turn=most)[:, 0]
+    places = torch.arange(side) - middle
+    weight = seen.sum((1, 2))
+    x, y = (seen.sum(1) * places).sum(1) / weight, (seen.sum(2) * places).sum(1) / weight
+    torch.testing.assert_close(torch.hypot(x, y), torch.full((count,), float(radius)), atol=0.5, rtol=0)
+    angles = torch.rad2deg(torch.atan2(y, x))
+    assert angles.abs().max() < most + 1.5 and angles.std() > most / 2.2
+    assert abs(angles.mean()) < 4
+
+
 @pytest.mark.parametrize("strength", [0.3, 1.0])
 def test_views_are_pictures(strength: float) -> None:
     pixels = noise(32)

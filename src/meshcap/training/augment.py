@@ -22,11 +22,12 @@ def may_be_mirrored(samples: Sequence[Sample]) -> Tensor:
     return torch.tensor([not any(SIDES.search(caption) for caption in sample.captions) for sample in samples])
 
 
-def augment(pixels: Tensor, mirror: Tensor, strength: float) -> Tensor:
+def augment(pixels: Tensor, mirror: Tensor, strength: float, turn: float = 0.0) -> Tensor:
     """Random views of pictures (B, 3, H, W) uint8: floats from 0 to 255.
 
     At strength 1 a view shows as little as 40 % of the picture, three to four to four to three, and brightness,
-    contrast and colour change by up to 40 %. Pictures whose `mirror` (B,) is true are mirrored half of the time.
+    contrast and colour change by up to 40 %. Pictures whose `mirror` (B,) is true are mirrored half of the time. Views
+    are turned by up to `turn` degrees either way; what then lies outside of the picture repeats its edge.
     """
     count, device = len(pixels), pixels.device
 
@@ -41,6 +42,11 @@ def augment(pixels: Tensor, mirror: Tensor, strength: float) -> Tensor:
     view = torch.zeros(count, 2, 3, device=device)
     view[:, 0, 0], view[:, 1, 1] = width * flip, height
     view[:, 0, 2], view[:, 1, 2] = between(-1, 1) * (1 - width), between(-1, 1) * (1 - height)
+    if turn:
+        angle = between(-1, 1) * math.radians(turn)
+        cosine, sine = angle.cos(), angle.sin()
+        view[:, 0, 0], view[:, 0, 1] = width * flip * cosine, -height * sine
+        view[:, 1, 0], view[:, 1, 1] = width * flip * sine, height * cosine
     grid = F.affine_grid(view, list(pixels.shape), align_corners=False)
     seen = F.grid_sample(pixels.float(), grid, padding_mode="border", align_corners=False)
 

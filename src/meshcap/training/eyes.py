@@ -44,8 +44,8 @@ def see(vision: Vision | None, view: View) -> Regions:
 class Looking:
     """Pixels, augmented while training."""
 
-    def __init__(self, pixels: Pixels, mirror: Tensor, strength: float, compress: float = 0.0):
-        self.pixels, self.mirror, self.strength, self.compress = pixels, mirror, strength, compress
+    def __init__(self, pixels: Pixels, mirror: Tensor, strength: float, compress: float = 0.0, turn: float = 0.0):
+        self.pixels, self.mirror, self.strength, self.compress, self.turn = pixels, mirror, strength, compress, turn
 
     def __len__(self) -> int:
         return len(self.pixels.samples)
@@ -56,7 +56,7 @@ class Looking:
     def view(self, pictures: Tensor, *, training: bool) -> Tensor:
         found = self.pixels[pictures]
         if training and self.strength:
-            found = augment(found, self.mirror[pictures].to(found.device), self.strength)
+            found = augment(found, self.mirror[pictures].to(found.device), self.strength, self.turn)
         if training and self.compress:
             found = compress_some(found.float(), self.compress)
         return found

@@ -288,7 +288,8 @@ class Run:
         assert vision is not None
         compress = self.settings.compress if split == "train" else 0.0
         if sees or augment or compress:
-            return Looking(self.pixels(split, samples, vision), may_be_mirrored(samples), augment, compress)
+            pixels = self.pixels(split, samples, vision)
+            return Looking(pixels, may_be_mirrored(samples), augment, compress, self.settings.turn)
         dtype = precision(self.settings)
         room = nearest_room(len(samples) * bytes_of_regions(vision, dtype), device)
         if room == "none":  # look anew in every step

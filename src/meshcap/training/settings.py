@@ -69,6 +69,7 @@ class TrainSettings:
     ema: float | None = None  # decay of the averaged weights that are validated and kept; 0: none
     augment: float | None = None  # strength from 0 to 1
     compress: float = 0.0  # share of the views, in both stages, that look like badly compressed JPEG
+    turn: float = 0.0  # degrees that augmented views, in both stages, are turned by at most
     region_dropout: float | None = None  # share of the regions hidden in a step
 
     # Self-critical training
@@ -146,6 +147,8 @@ class TrainSettings:
             strength = getattr(self, name)
             if strength is not None and not 0 <= strength <= 1:
                 raise MeshcapError(f"{name} is {strength}, expected a strength from 0 to 1")
+        if not 0 <= self.turn <= 180:
+            raise MeshcapError(f"turn is {self.turn}, expected degrees from 0 to 180")
         if self.xe_steps is not None and self.xe_epochs is not None:
             raise MeshcapError("both xe_steps and xe_epochs were given, expected one of them")
         if self.scst_steps is not None and self.scst_epochs is not None:
