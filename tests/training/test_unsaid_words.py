@@ -23,7 +23,7 @@ from meshcap.training.blend import Blend, unpacked
 from meshcap.training.captions import tokenized
 from meshcap.training.heard import LOOKED_AT, NEAREST, NUDGE, OFTEN, PRIOR, READ, WRONG, Heard
 from meshcap.training.start import with_words
-from meshcap.training.unsaid_words import follows, listen, with_word_bias
+from meshcap.training.unsaid_words import follows, listen, with_word_bias, word_bias
 from meshcap.vision import create_vision
 
 WORDS = [*tiny_captioner.WORDS[:4], *"a on blue red white circle triangle scene background".split()]
@@ -171,8 +171,25 @@ def test_a_raised_word_is_likeliest_where_it_came_nearest(samples: list[Sample])
     raised = with_word_bias(captioner, bias)
     again = listen(raised, samples, may_follow=anything, beams=1)
     assert torch.equal(again.said, heard.said)  # what it has already is not heard
+    assert torch.equal(word_bias(raised), bias) and not word_bias(captioner).any()
+    on_top = listen(raised, samples, may_follow=anything, beams=1, more=True)
+    assert on_top.said[nearest] > 0  # unless it is asked for more
     texts = [raised.caption(one.picture.read(), strategy=Beam(1)).words for one in samples]
     assert any(WORDS[nearest] in words for words in texts)  # greedy search says what is likeliest
+
+
+def test_more_is_added_to_what_was_raised(folder: Path, data: Path, tmp_path: Path) -> None:
+    own = torch.zeros(len(WORDS))
+    own[WORDS.index("red")] = 0.5
+    with_word_bias(unpacked(folder), own).save_pretrained(tmp_path / "raised")
+    given = ["words", str(tmp_path / "raised"), str(data), "--heard-split", "train", "--beams", "2", "--device", "cpu"]
+    given += ["--price", "0.01", "--limits", "9", "--out", str(tmp_path / "more")]
+    assert tiny_data.call([*given, "--more"]) == 0
+    train = read_dataset(str(data)).split("train")
+    may_follow = follows(tokenized(train, "ptb"), Vocabulary(WORDS))
+    on_top = listen(unpacked(tmp_path / "raised"), train, may_follow=may_follow, beams=2, more=True).bias(9, 0.01)
+    assert on_top.any()
+    assert torch.equal(bias_of(tmp_path / "more"), own + on_top)
 
 
 def test_captions_are_needed(samples: list[Sample]) -> None:

@@ -29,6 +29,7 @@ def words(
     price: Annotated[float, typer.Option(help="What a word is paid for: the higher, the fewer are raised.")] = 0.5,
     heard_split: Annotated[str, typer.Option(help="Which parts of HEARD, with commas between them.")] = "val",
     heard_pictures: Annotated[int | None, typer.Option(min=1, help="Of each part at most so many, drawn.")] = None,
+    more: Annotated[bool, typer.Option("--more", help="On top of what was raised before, instead of anew.")] = False,
     data: Annotated[str | None, typer.Option(help="Pictures with captions to compare limits by.")] = None,
     split: Annotated[str, typer.Option(help="Which part of the data.")] = "val",
     pictures: Annotated[Path | None, typer.Option(help="Where the pictures are, if not beside the captions.")] = None,
@@ -44,14 +45,15 @@ def words(
     The model captions the pictures of HEARD. A word that it hardly says, and that came near somewhere, gets a number of
     its own that is added to its logit: as much as the places need where it came nearest, if people say the word of
     enough of those pictures to be worth its price. A model that has such numbers already gets new ones instead, as if
-    it had none; limit 0 takes them away.
+    it had none, and limit 0 takes them away; with --more they are added to those that it has, as one needs that was
+    trained on with them.
 
     Example: meshcap words run my-pictures.jsonl --data my-pictures.jsonl --limits 0,2,3,4
     """
     from meshcap.cli.quantise import write_whole
     from meshcap.data import read_dataset
     from meshcap.training.blend import unpacked
-    from meshcap.training.unsaid_words import with_word_bias
+    from meshcap.training.unsaid_words import with_word_bias, word_bias
 
     chosen = read_limits(limits)
     if not 0 <= price < float("inf"):
@@ -60,11 +62,13 @@ def words(
     check(chosen, data, out, what="limits")
     where, precision = options.apply(device, dtype, threads, None)
     captioner = unpacked(model)
-    found = _heard(captioner, read_dataset(heard, pictures=pictures), parts, heard_pictures, beams, where, quiet=json)
-    biases = [found.bias(limit, price) for limit in chosen]
+    dataset = read_dataset(heard, pictures=pictures)
+    found = _heard(captioner, dataset, parts, heard_pictures, beams, where, more=more, quiet=json)
+    before = word_bias(captioner) if more else 0.0
+    biases = [before + found.bias(limit, price) for limit in chosen]
     if out is not None:
-        raised = biases[0][biases[0] > 0]
-        other = with_word_bias(captioner, biases[0] if len(raised) else None)
+        raised = (biases[0] - before)[biases[0] > before]
+        other = with_word_bias(captioner, biases[0] if biases[0].any() else None)
         write_whole(out, other, 32, card=Path(model) / "README.md")
         by = f" by {raised.mean():.2f} on average" if len(raised) else ""
         typer.echo(f"{out}: {model}, {len(raised):,} of {len(biases[0]):,} words raised{by}", err=json)
@@ -92,6 +96,7 @@ def _heard(
     beams: int,
     device: torch.device,
     *,
+    more: bool,
     quiet: bool,
 ) -> Heard:
     from rich.console import Console
@@ -120,5 +125,6 @@ def _heard(
             samples,
             may_follow=may_follow,
             beams=beams,
+            more=more,
             tell=lambda done, total: progress.update(task, completed=done, total=total),
         )

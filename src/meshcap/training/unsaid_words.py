@@ -52,9 +52,10 @@ def listen(
     tokenizer: str = "ptb",
     beams: int = 5,
     batch: int = 32,
+    more: bool = False,
     tell: Callable[[int, int], object] = lambda done, total: None,
 ) -> Heard:
-    """Captions of all pictures, word by word. A bias that the captioner has already is not heard.
+    """Captions of all pictures, word by word. A bias that the captioner has already is not heard, unless with `more`.
 
     Args:
         may_follow: (V, V) as `follows` makes it; None: from the captions of these pictures.
@@ -67,7 +68,8 @@ def listen(
     for sample in samples:
         if not sample.captions:
             raise MeshcapError(f"{sample.id} has no captions: words are raised where people say them")
-    captioner = with_word_bias(captioner, None)
+    if not more:
+        captioner = with_word_bias(captioner, None)
     model, vocabulary = captioner.model, captioner.vocabulary
     people = tokenized(samples, tokenizer)
     may_follow = (follows(people, vocabulary) if may_follow is None else may_follow).to(model.device)
@@ -108,6 +110,13 @@ def _lacking(captioner: Captioner, regions: Regions, ids: list[list[int]], may_f
     behind = log_probs.amax(-1, keepdim=True) - log_probs  # (B, T, V)
     counts = may_follow[before[:, 0]] & (before[:, 0] != config.pad)[..., None]
     return behind.where(counts, float("inf")).amin(1)
+
+
+def word_bias(captioner: Captioner) -> Tensor:
+    """(V,) what the captioner adds to the logits of its words, on the CPU; zeros where nothing was raised."""
+    model = captioner.model
+    output = next(module for module in model.modules() if isinstance(module, Output))
+    return torch.zeros(model.config.vocab_size) if output.bias is None else output.bias.detach().float().cpu()
 
 
 def with_word_bias(captioner: Captioner, bias: Tensor | None) -> Captioner:
