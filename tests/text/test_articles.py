@@ -28,10 +28,10 @@ def test_a_captions_words_and_sentence_agree() -> None:
     vocabulary = Vocabulary([*SPECIAL, "a", "an", "office", "desk", "with"])
     ids = vocabulary.encode("a office with an desk".split())
     assert vocabulary.said(ids) == ("a office with an desk".split(), "A office with an desk")
-    assert vocabulary.said([*ids, vocabulary.eos], agree=True) == (
+    assert vocabulary.said([*ids, vocabulary.eos], mend=True) == (
         "an office with a desk".split(),
         "An office with a desk.",
     )
-    assert vocabulary.said(ids, agree=True)[1] == "An office with a desk"
+    assert vocabulary.said(ids, mend=True)[1] == "An office with a desk"
     without = Vocabulary([*SPECIAL, "a", "office"])
-    assert without.said(without.encode(["a", "office"]), agree=True) == (["a", "office"], "A office")
+    assert without.said(without.encode(["a", "office"]), mend=True) == (["a", "office"], "A office")

@@ -184,12 +184,12 @@ def test_more_is_added_to_what_was_raised(folder: Path, data: Path, tmp_path: Pa
     with_word_bias(unpacked(folder), own).save_pretrained(tmp_path / "raised")
     given = ["words", str(tmp_path / "raised"), str(data), "--heard-split", "train", "--beams", "2", "--device", "cpu"]
     given += ["--price", "0.01", "--limits", "9", "--out", str(tmp_path / "more")]
-    assert tiny_data.call([*given, "--more"]) == 0
+    assert tiny_data.call([*given, "--more", "--strength", "0.5"]) == 0
     train = read_dataset(str(data)).split("train")
     may_follow = follows(tokenized(train, "ptb"), Vocabulary(WORDS))
     on_top = listen(unpacked(tmp_path / "raised"), train, may_follow=may_follow, beams=2, more=True).bias(9, 0.01)
     assert on_top.any()
-    assert torch.equal(bias_of(tmp_path / "more"), own + on_top)
+    assert torch.equal(bias_of(tmp_path / "more"), own + 0.5 * on_top)
 
 
 def test_captions_are_needed(samples: list[Sample]) -> None:

@@ -133,7 +133,7 @@ class Captioner:
 
     @property
     def raised(self) -> bool:
-        """Whether words of English were raised: they may follow themselves, or the wrong article."""
+        """Whether words of English were raised: they may follow themselves, or the wrong article, or come to no end."""
         return self.facts.word_bias and self.vocabulary.tokenizer == "ptb"
 
     def _avoided(self, word: str) -> int:
@@ -149,7 +149,9 @@ class Captioner:
 
         def one(picture: int, rank: int, alternatives: tuple[Caption, ...] = ()) -> Caption:
             length = lengths[picture][rank]
-            words, text = self.vocabulary.said(ids[picture][rank][:length], agree=self.raised)
+            words, text = self.vocabulary.said(ids[picture][rank][:length], mend=self.raised)
+            if self.raised:
+                length = min(length, len(words) + finished[picture][rank])
             said, likely = log_probs[picture][rank][:length], probability[picture][rank]
             return Caption(
                 text=text,
