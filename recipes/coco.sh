@@ -75,8 +75,8 @@ meshcap sizes "$out/learned" --sizes 352 --through 256 --out "$out/shown"
 
 # Once more, words that are nearly said, and right where they are: how far they are raised is chosen on val too.
 heard=(--heard-split train,val --heard-pictures 5000 --more)
-meshcap words "$out/shown" "$out/packed" "${heard[@]}" --data "$out/packed" --price PRICE --limits 0,LIMIT
-meshcap words "$out/shown" "$out/packed" "${heard[@]}" --price PRICE --limits LIMIT --out "$out/wordier"
+meshcap words "$out/shown" "$out/packed" "${heard[@]}" --data "$out/packed" --price 0.5 --limits 0,3,4.5
+meshcap words "$out/shown" "$out/packed" "${heard[@]}" --price 0.5 --limits 4.5 --out "$out/wordier"
 
 # What ships: weights of 8 bits, and a confidence that was measured.
 meshcap quantise "$out/wordier" "$out/default" --bits 8

@@ -28,7 +28,7 @@ from torch import Tensor
 from meshcap.errors import MeshcapError
 
 READ = 5000
-NUDGE = 0.6  # beyond equally likely, since beam search weighs whole captions
+NUDGE = 0.5  # beyond equally likely, since beam search weighs whole captions
 NEAREST = 16  # places that are remembered of each word
 LOOKED_AT = 12  # of them, at least, for p
 PRIOR = 5
