@@ -61,7 +61,7 @@ meshcap blend "$out/run/before-scst" "$out/more-words" --data "$out/packed" --sp
 meshcap blend "$out/run/before-scst" "$out/more-words" --shares 0.75 --out "$out/blend"
 meshcap sizes "$out/blend" --sizes 352 --through 256 --out "$out/larger"
 
-# 13 minutes: some 120 s until the first step, 632 s of self-critical training (3,150 pictures/s). Words that are nearly said are raised first, by
+# 13 minutes: some 100 s until the first step (compiled by a run before), 632 s of self-critical training (3,150 pictures/s). Words that are nearly said are raised first, by
 # three quarters of what they lack, so that they are drawn, judged and learned where they are right.
 meshcap words "$out/larger" "$out/small" --heard-split train --heard-pictures 4500 --limits 4.5 --price 0.4 --strength 0.75 \
     --out "$out/tried"
