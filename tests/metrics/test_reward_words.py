@@ -54,6 +54,18 @@ def test_no_word_is_worth_more_than_the_most() -> None:
     assert found.worth[[6, 7]].tolist() == pytest.approx([0.25, 0.5], rel=1e-3)
 
 
+def test_a_hint_names_the_seldom_words_of_each_picture() -> None:
+    found = seldom()
+    found.used[6], found.used[7] = 0.125, 0.0
+    hint = found.hint(torch.tensor([1, 0, 1]))
+    assert hint.shape == (3, WORDS)
+    assert hint[0].nonzero().flatten().tolist() == [7] and hint[1].nonzero().flatten().tolist() == [6]
+    assert hint[0, 7] == MOST and hint[1, 6].item() == pytest.approx(math.log(2), rel=1e-4)
+    assert torch.equal(hint[0], hint[2])
+    found.used[0] = 0.0  # <pad> is worth nothing, and pictures with few words name no other in their place
+    assert not found.hint(torch.tensor([0]))[0, PAD]
+
+
 def test_only_what_is_right_counts_and_only_once() -> None:
     found = seldom()
     found.used[6], found.used[7] = 0.125, 0.0

@@ -164,7 +164,7 @@ def test_scst_gradient_is_the_mean_over_words_of_reinforce() -> None:
     task = scst_task(parts, settings_of())
     spoken = []
     speak = task.speaker.speak
-    task.speaker.speak = lambda regions, seed: spoken.append(speak(regions, seed)) or spoken[-1]
+    task.speaker.speak = lambda *given: spoken.append(speak(*given)) or spoken[-1]
     found, measured = gradients(parts, task)
     ids = spoken[0].ids
     rewards = reward()(ids, torch.from_numpy(BATCH))
@@ -251,7 +251,7 @@ def test_eyes_learn_from_what_was_said(accumulate: int) -> None:
     task = SelfCritical(parts, looking, reward(), table(), settings, World(CPU), compiled=False)
     spoken = []
     speak = task.speaker.speak
-    task.speaker.speak = lambda regions, seed: spoken.append(speak(regions, seed)) or spoken[-1]
+    task.speaker.speak = lambda *given: spoken.append(speak(*given)) or spoken[-1]
     parts.vision.requires_grad_(True)
     task.ready()
     task.backward(BATCH, 4)
@@ -282,7 +282,7 @@ def test_hidden_regions_are_hidden_from_both_passes(accumulate: int) -> None:
     task = SelfCritical(parts, looking, reward(), table(), settings, World(CPU), compiled=False)
     seen = []
     speak = task.speaker.speak
-    task.speaker.speak = lambda regions, seed: seen.append(regions) or speak(regions, seed)
+    task.speaker.speak = lambda regions, *given: seen.append(regions) or speak(regions, *given)
     parts.vision.requires_grad_(True)
     task.ready()
     measured = task.backward(BATCH, 4)
@@ -330,6 +330,61 @@ def test_what_is_pushed_is_reward_and_bonus() -> None:
     expected, _ = gradients(parts, both)
     again, _ = gradients(parts, fresh)
     assert_same(again, expected)
+
+
+def test_hinted_captions_push_where_they_are_better_and_are_no_part_of_the_baseline() -> None:
+    parts = parts_of()
+    task = with_bonus(parts, 2.0, hinted=2, hint=3.0)
+    task.seldom.used.mul_(0.3)
+    worth = task.seldom.worth
+    spoken, hints = [], []
+    speak = task.speaker.speak
+    task.speaker.speak = lambda regions, seed, hint: (
+        hints.append(hint) or spoken.append(speak(regions, seed, hint)) or spoken[-1]
+    )
+    found, measured = gradients(parts, task)
+    ids = spoken[0].ids
+    assert ids.shape[:2] == (6, 5)
+    pictures = torch.from_numpy(BATCH)
+    for row, picture in zip(hints[0], BATCH.tolist(), strict=True):
+        of_picture = {one for caption in TOKENS[picture] for one in VOCABULARY.encode(caption)} - {0, 1, 2, 3}
+        assert all(row[one] == pytest.approx(3.0 * worth[one].item()) for one in of_picture)
+        assert row.count_nonzero() <= len(of_picture)
+    fresh = with_bonus(parts, 2.0, hinted=2).seldom
+    fresh.used.mul_(0.3)
+    rewards = reward()(ids, pictures)
+    total = rewards + 2.0 * fresh(ids, pictures)
+    regions = eyes().view(pictures, training=False)
+    loss, words = torch.zeros(()), 0
+    parts.model.zero_grad()
+    better = 0
+    for picture in range(6):
+        for sample in range(5):
+            own = [one for one in ids[picture, sample].tolist() if one != VOCABULARY.pad]
+            log_probs = parts.model(regions[picture : picture + 1], torch.tensor([[VOCABULARY.bos, *own[:-1]]]))[0]
+            others = [total[picture, other].item() for other in range(3) if other != sample]
+            advantage = total[picture, sample].item() - sum(others) / len(others)
+            if sample >= 3:
+                advantage = max(0.0, advantage)
+                better += advantage > 0
+            loss = loss - advantage * sum(log_probs[place, word] for place, word in enumerate(own))
+            words += len(own)
+    (loss / words).backward()
+    assert better > 0
+    assert measured["better"] == pytest.approx(better / 12)
+    assert measured["loss"] == pytest.approx(loss.item() / words, abs=1e-5)
+    assert measured["reward"] == pytest.approx(rewards[:, :3].mean().item(), rel=1e-5)
+    assert_same(found, {n: w.grad for n, w in parts.model.named_parameters() if w.grad is not None})
+
+
+def test_what_is_drawn_may_be_shorter_than_what_is_read() -> None:
+    parts = parts_of()
+    task = scst_task(parts, settings_of(xe_weight=0.0, scst_length=3))
+    spoken = []
+    speak = task.speaker.speak
+    task.speaker.speak = lambda *given: spoken.append(speak(*given)) or spoken[-1]
+    gradients(parts, task)
+    assert spoken[0].ids.shape[-1] == 3
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])

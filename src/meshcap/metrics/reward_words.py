@@ -101,6 +101,12 @@ class SeldomWords:
         right = (candidates[..., None] == self.known[pictures][:, None, None]).any(-1)  # (B, S, T)
         return (self.worth[candidates] * (right & self._first(candidates))).sum(-1)
 
+    def hint(self, pictures: Tensor) -> Tensor:
+        """(B, V): what every word of the references of pictures (B,) is worth now; 0 for other words."""
+        known = self.known[pictures].long()  # (B, K), filled up with -1
+        found = torch.zeros(len(pictures), len(self.used), device=known.device)
+        return found.scatter_add_(1, known.clamp_min(0), self.worth[known].where(known >= 0, 0.0))
+
     def count(self, candidates: Tensor, log_probs: Tensor) -> Tensor:
         """(V + 1,): in how many of candidates (B, S, T) each word is meant, and last how many candidates these are.
 

@@ -7,7 +7,7 @@ that are augmented, must be looked at anew.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -44,8 +44,18 @@ def see(vision: Vision | None, view: View) -> Regions:
 class Looking:
     """Pixels, augmented while training."""
 
-    def __init__(self, pixels: Pixels, mirror: Tensor, strength: float, compress: float = 0.0, turn: float = 0.0):
+    def __init__(
+        self,
+        pixels: Pixels,
+        mirror: Tensor,
+        strength: float,
+        compress: float = 0.0,
+        turn: float = 0.0,
+        *,
+        compiled: bool = False,
+    ):
         self.pixels, self.mirror, self.strength, self.compress, self.turn = pixels, mirror, strength, compress, turn
+        self.augment: Any = torch.compile(augment, dynamic=False) if compiled else augment
 
     def __len__(self) -> int:
         return len(self.pixels.samples)
@@ -56,7 +66,7 @@ class Looking:
     def view(self, pictures: Tensor, *, training: bool) -> Tensor:
         found = self.pixels[pictures]
         if training and self.strength:
-            found = augment(found, self.mirror[pictures].to(found.device), self.strength, self.turn)
+            found = self.augment(found, self.mirror[pictures].to(found.device), self.strength, self.turn)
         if training and self.compress:
             found = compress_some(found.float(), self.compress)
         return found

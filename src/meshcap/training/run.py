@@ -289,7 +289,8 @@ class Run:
         compress = self.settings.compress if split == "train" else 0.0
         if sees or augment or compress:
             pixels = self.pixels(split, samples, vision)
-            return Looking(pixels, may_be_mirrored(samples), augment, compress, self.settings.turn)
+            compiled = bool(self.settings.compile)
+            return Looking(pixels, may_be_mirrored(samples), augment, compress, self.settings.turn, compiled=compiled)
         dtype = precision(self.settings)
         room = nearest_room(len(samples) * bytes_of_regions(vision, dtype), device)
         if room == "none":  # look anew in every step

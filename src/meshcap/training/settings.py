@@ -82,6 +82,7 @@ class TrainSettings:
     scst_region_dropout: float = 0.0  # share of the regions hidden while a picture is spoken of
     scst_ema: float = 0.0
     samples: int = 5
+    scst_length: int | None = None  # of what is drawn; None: max_length. Few captions are long, and all cost as if
     search: Literal["sample", "beam"] = "sample"
     temperature: float = 1.0
     top_k: int = 0
@@ -91,6 +92,8 @@ class TrainSettings:
     word_share: float = 0.2  # of people's use of a word, at which it is said often enough
     word_often: float = 1.0  # share of the captions at which any word is
     word_most: float = 3.0  # a word said e^-3 times as often as it should be is worth as much as one never said
+    hinted: int = 0  # captions more of each picture, drawn with its seldom words made likelier, learned if better
+    hint: float = 1.0  # how much likelier: this, times what a word is worth, is added to its log-probability
 
     # The run
     seed: int = 0
@@ -141,8 +144,14 @@ class TrainSettings:
                 raise MeshcapError(f"{name} is {getattr(self, name)}, expected a share above 0, 1 at most")
         if self.samples < 2:
             raise MeshcapError(f"samples is {self.samples}, expected at least 2: each is judged by the others")
-        if self.max_length < 2:
-            raise MeshcapError(f"max_length is {self.max_length}, expected at least a word and its end")
+        for name in ("max_length", "scst_length"):
+            value = getattr(self, name)
+            if value is not None and value < 2:
+                raise MeshcapError(f"{name} is {value}, expected at least a word and its end")
+        if self.hinted and not self.word_bonus:
+            raise MeshcapError("hinted captions are drawn with words that word_bonus pays for: expected one above 0")
+        if self.hinted and self.search != "sample":
+            raise MeshcapError(f"hinted captions are drawn, and search is {self.search}: expected sample")
         for name in ("augment", "scst_augment"):
             strength = getattr(self, name)
             if strength is not None and not 0 <= strength <= 1:
@@ -192,7 +201,8 @@ _POSITIVE = (
     "checkpoint_every xe_captions word_most"
 ).split()
 _NOT_NEGATIVE = (
-    "slots lr_vision weight_decay scst_lr_vision top_k xe_weight word_bonus seed val_pictures patience frozen_stages"
+    "slots lr_vision weight_decay scst_lr_vision top_k xe_weight word_bonus hinted hint seed val_pictures patience "
+    "frozen_stages"
 ).split()
 _SHARES = ("val_share dropout warmup label_smoothing ema scst_ema region_dropout scst_region_dropout compress").split()
 

@@ -131,7 +131,8 @@ class SelfCritical:
             parts.model,
             dtype=self.precision,
             samples=settings.samples,
-            max_length=settings.max_length,
+            max_length=min(settings.scst_length or settings.max_length, settings.max_length),
+            hinted=settings.hinted,
             search=settings.search,
             temperature=settings.temperature,
             top_k=settings.top_k,
@@ -158,6 +159,7 @@ class SelfCritical:
     def backward(self, everyone: Array, step: int) -> Measures:
         device, settings, pad = self.world.device, self.settings, self.parts.model.config.pad
         parts = shares(everyone, self.world, settings.accumulate)
+        own = slice(settings.samples)  # what was drawn without a hint
         spoken: list[tuple[View, Regions, Tensor | None, Hypotheses, Tensor, Tensor | None]] = []
         for place, share in enumerate(parts):
             pictures = torch.from_numpy(everyone[share])
@@ -168,16 +170,21 @@ class SelfCritical:
             regions = only(regions, places)
             # Ranks and parts draw different words.
             seed = int(rng(settings.seed, step, self.world.rank, place).integers(2**62))
-            found = self.speaker.speak(regions.each(Tensor.detach), seed)
             pictures = pictures.to(device)
+            hint = None
+            if self.seldom is not None and settings.hinted:
+                hint = settings.hint * self.seldom.hint(pictures)
+            found = self.speaker.speak(regions.each(Tensor.detach), seed, hint)
             bonus = None if self.seldom is None else settings.word_bonus * self.seldom(found.ids, pictures)
             spoken.append((view, regions, places, found, self.reward(found.ids, pictures), bonus))
         if self.seldom is not None:
-            counted = torch.stack([self.seldom.count(found.ids, found.log_probs) for *_, found, _, _ in spoken]).sum(0)
+            said = ((found.ids[:, own], found.log_probs[:, own]) for *_, found, _, _ in spoken)
+            counted = torch.stack([self.seldom.count(*one) for one in said]).sum(0)
             self.seldom.remember(self.world.sum(counted))
         words = self.world.sum(torch.stack([(found.ids != pad).sum() for *_, found, _, _ in spoken]).sum().float())
         chosen, xe_words = self._told_by_people(everyone, step) if settings.xe_weight else (None, 1)
-        names = ("loss", "reward", "spread", "length", "disagreement", *(("bonus",) if self.seldom is not None else ()))
+        names = ["loss", "reward", "spread", "length", "disagreement"]
+        names += ["bonus"] * (self.seldom is not None) + ["better"] * bool(settings.hinted)
         measured = {name: torch.zeros((), device=device) for name in names}
         pictures_of_all = len(everyone)
         for share, (view, regions, places, found, rewards, bonus) in zip(parts, spoken, strict=True):
@@ -186,7 +193,7 @@ class SelfCritical:
             # The vision's own backward comes once, after everything that was made of what it saw.
             leaf = regions.each(Tensor.detach)
             leaf.features.requires_grad_(self.learning_to_see)
-            advantage = advantages(rewards if bonus is None else rewards + bonus)
+            advantage = advantages(rewards if bonus is None else rewards + bonus, settings.hinted)
             with autocast(device, self.precision):
                 loss, gap = self.loss(leaf, found.ids, found.log_probs, advantage)
             (loss / words).backward()
@@ -199,11 +206,14 @@ class SelfCritical:
                 regions.features.backward(leaf.features.grad)
             measured["loss"] += (loss / words).detach()
             measured["disagreement"] += gap / words
-            measured["reward"] += rewards.mean(1).sum() / pictures_of_all
+            measured["reward"] += rewards[:, own].mean(1).sum() / pictures_of_all
             if bonus is not None:
-                measured["bonus"] += bonus.mean(1).sum() / pictures_of_all
-            measured["spread"] += rewards.std(1).sum() / pictures_of_all
-            measured["length"] += (found.ids != pad).sum() / (pictures_of_all * settings.samples)
+                measured["bonus"] += bonus[:, own].mean(1).sum() / pictures_of_all
+            if settings.hinted:  # how many of the hinted captions are better than those without a hint
+                better = advantage[:, settings.samples :] > 0
+                measured["better"] += better.float().mean(1).sum() / pictures_of_all
+            measured["spread"] += rewards[:, own].std(1).sum() / pictures_of_all
+            measured["length"] += (found.ids[:, own] != pad).sum() / (pictures_of_all * settings.samples)
         return measured
 
     def _regions(self, view: View, *, keep: bool) -> Regions:
