@@ -126,6 +126,7 @@ def decode(
     attention: bool = False,
     graphs: Graphs | None = None,
     hint: Tensor | None = None,
+    look: bool = True,
 ) -> Hypotheses:
     """Caption pictures with any model and any strategy.
 
@@ -136,6 +137,7 @@ def decode(
             must not be replaced meanwhile (changing them in place is fine).
         hint: (B, V) what is added to log-probabilities where `Sample` draws hinted captions; those that are returned
             are the model's own.
+        look: now and then, whether all captions have ended already; without, a GPU is never waited for.
     """
     strategy, rules = strategy or Beam(), rules or Rules()
     rules.check(model.config)
@@ -150,7 +152,7 @@ def decode(
     often = STEPS_BETWEEN_LOOKS if regions.features.is_cuda else 1
     for step in range(1, rules.max_length + 1):
         run.advance()
-        if step % often == 0 and step < rules.max_length and run.search.over():
+        if look and step % often == 0 and step < rules.max_length and run.search.over():
             break
     return best_of(run.search, strategy, n_best, model, regions if attention else None)
 

@@ -49,7 +49,7 @@ def compressed(pictures: Tensor, quality: Tensor) -> Tensor:
     """Pictures (B, 3, H, W), floats from 0 to 255, as JPEG of quality (B,) from 1 to 100 leaves them (4:4:4)."""
     height, width = pictures.shape[-2:]
     whole = F.pad(pictures.float(), (0, -width % 8, 0, -height % 8), mode="replicate")
-    to_ycc, waves, _ = (one.to(pictures.device) for one in _constants())
+    to_ycc, to_rgb, waves, _ = _constants(pictures.device)
     ycc = torch.einsum("ij,bjhw->bihw", to_ycc, whole)
     ycc[:, 0] -= 128
     blocks = ycc.unflatten(3, (-1, 8)).unflatten(2, (-1, 8))  # (B, 3, rows, 8, columns, 8)
@@ -58,22 +58,25 @@ def compressed(pictures: Tensor, quality: Tensor) -> Tensor:
     kept = (found / steps).round() * steps
     ycc = torch.einsum("ui,bcrudv,vj->bcridj", waves, kept, waves).flatten(4).flatten(2, 3)
     ycc = torch.cat((ycc[:, :1] + 128, ycc[:, 1:]), 1)
-    rgb = torch.einsum("ij,bjhw->bihw", torch.linalg.inv(to_ycc), ycc)
+    rgb = torch.einsum("ij,bjhw->bihw", to_rgb, ycc)
     return rgb[..., :height, :width].clamp(0, 255)
 
 
 def steps_at(quality: Tensor) -> Tensor:
     """(B, 3, 8, 8) whole numbers: how coarsely each frequency is kept at quality (B,)."""
     scale = torch.where(quality < 50, 50 / quality, 2 - quality / 50)[:, None, None, None]
-    return (_constants()[2].to(quality.device) * scale + 0.5).floor().clamp(1, 255)
+    return (_constants(quality.device)[-1] * scale + 0.5).floor().clamp(1, 255)
 
 
-@lru_cache(maxsize=1)
-def _constants() -> tuple[Tensor, Tensor, Tensor]:
-    """RGB to brightness and two colours (3, 3); the cosines (8, 8) of a block; the steps (3, 8, 8) at quality 50."""
+@lru_cache(maxsize=8)
+def _constants(device: torch.device) -> tuple[Tensor, ...]:
+    """On a device, where they stay, since bringing them there waits for it in every step.
+
+    RGB to brightness and two colours (3, 3), and back; a block's cosines (8, 8); the steps (3, 8, 8) at quality 50.
+    """
     to_ycc = torch.tensor([[0.299, 0.587, 0.114], [-0.168736, -0.331264, 0.5], [0.5, -0.418688, -0.081312]])
     places = torch.arange(8)
     waves = torch.cos((2 * places[None] + 1) * places[:, None] * math.pi / 16) / 2
     waves[0] /= math.sqrt(2)
     tables = torch.tensor([BRIGHTNESS, COLOUR, COLOUR]).float()
-    return to_ycc, waves, tables
+    return tuple(one.to(device) for one in (to_ycc, torch.linalg.inv(to_ycc), waves, tables))

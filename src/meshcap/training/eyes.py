@@ -66,7 +66,8 @@ class Looking:
     def view(self, pictures: Tensor, *, training: bool) -> Tensor:
         found = self.pixels[pictures]
         if training and self.strength:
-            found = self.augment(found, self.mirror[pictures].to(found.device), self.strength, self.turn)
+            mirror = self.mirror[pictures].to(found.device, non_blocking=True)
+            found = self.augment(found, mirror, self.strength, self.turn)
         if training and self.compress:
             found = compress_some(found.float(), self.compress)
         return found
@@ -85,7 +86,7 @@ class Kept:
         pass
 
     def view(self, pictures: Tensor, *, training: bool) -> Regions:
-        numbers = pictures.to(self.regions.features.device)
+        numbers = pictures.to(self.regions.features.device, non_blocking=True)
 
         def pick(tensor: Tensor) -> Tensor:
             return tensor[numbers].to(self.device, non_blocking=True)

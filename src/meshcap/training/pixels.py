@@ -114,7 +114,8 @@ class Pixels:
     def __getitem__(self, pictures: Tensor) -> Tensor:
         """pictures (B,), on the CPU."""
         if self.all is not None:
-            return self.all[pictures.to(self.all.device)].to(self.device, non_blocking=True)
+            # A copy that is waited for would wait for everything that the device has yet to do.
+            return self.all[pictures.to(self.all.device, non_blocking=True)].to(self.device, non_blocking=True)
         jobs = self.reading.pop(_key(pictures), None)
         if jobs is None:
             jobs = [self.pool.submit(self._decode, one) for one in pictures.tolist()]

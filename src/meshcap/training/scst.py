@@ -57,9 +57,17 @@ class Speaker:
         if self.search == "sample":
             count = self.samples + self.hinted
             strategy = Sample(count, self.temperature, self.top_k, seed=seed, hinted=self.hinted)
-        regions = regions.to(dtype=self.twin.dtype)
-        found = decode(self.twin, regions, strategy, self.rules, n_best=strategy.width, graphs=self.graphs, hint=hint)
-        return found
+        return decode(
+            self.twin,
+            regions.to(dtype=self.twin.dtype),
+            strategy,
+            self.rules,
+            n_best=strategy.width,
+            graphs=self.graphs,
+            hint=hint,
+            # Of so many captions one is nearly always as long as can be: a look would only hold up the next launches.
+            look=not regions.features.is_cuda,
+        )
 
 
 def advantages(rewards: Tensor, hinted: int = 0) -> Tensor:

@@ -170,7 +170,7 @@ class SelfCritical:
             regions = only(regions, places)
             # Ranks and parts draw different words.
             seed = int(rng(settings.seed, step, self.world.rank, place).integers(2**62))
-            pictures = pictures.to(device)
+            pictures = pictures.to(device, non_blocking=True)  # nothing here waits for the device
             hint = None
             if self.seldom is not None and settings.hinted:
                 hint = settings.hint * self.seldom.hint(pictures)
