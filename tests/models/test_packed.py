@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import tiny
+from meshcap.captioner import Captioner
 from meshcap.decoding import Beam, Rules, decode
 from meshcap.errors import MeshcapError
 from meshcap.models.packed import Int8Linear, PackedLinear, can_pack, pack
@@ -67,3 +68,17 @@ def test_int8_is_refused_where_it_cannot_be(captioner, monkeypatch: pytest.Monke
     monkeypatch.setattr("meshcap.models.packed.can_pack", lambda dtype: False)
     with pytest.raises(MeshcapError, match="int8 weights need an x86 CPU"):
         pack(copy.deepcopy(captioner), int8=True)
+
+
+@pytest.mark.skipif(not can_pack(torch.int8), reason="torch without int8 kernels")
+@pytest.mark.parametrize("multiplies", [True, False])
+def test_int8_sees_in_16_bits_where_the_cpu_can(multiplies: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if multiplies and not can_pack(torch.bfloat16):
+        pytest.skip("torch without bfloat16 for this CPU")
+    monkeypatch.setattr("meshcap.captioner.multiplies_bfloat16", lambda: multiplies)
+    captioner = Captioner.from_pretrained(dtype=torch.int8)
+    assert captioner.vision is not None
+    assert next(captioner.vision.parameters()).dtype == (torch.bfloat16 if multiplies else torch.float32)
+    exact = Captioner.from_pretrained()
+    photo = Path(__file__).parents[2] / "examples" / "giraffes.jpg"
+    assert captioner.caption(photo).text == exact.caption(photo).text

@@ -69,6 +69,11 @@ def can_pack(dtype: torch.dtype) -> bool:
     return dtype == torch.float32
 
 
+def multiplies_bfloat16() -> bool:
+    """Whether this CPU has instructions for it; others can do it too, and take longer than for float32."""
+    return can_pack(torch.bfloat16) and bool(getattr(torch.cpu, "_is_avx512_bf16_supported", bool)())
+
+
 def pack(model: nn.Module, *, int8: bool = False) -> nn.Module:
     """Replace every linear map of a CPU model by a packed one, in place; where that is not possible, change nothing.
 
