@@ -78,8 +78,11 @@ heard=(--heard-split train,val --heard-pictures 5000 --more)
 meshcap words "$out/shown" "$out/packed" "${heard[@]}" --data "$out/packed" --price 0.5 --limits 0,3,4.5
 meshcap words "$out/shown" "$out/packed" "${heard[@]}" --price 0.5 --limits 4.5 --out "$out/wordier"
 
+# And those that are likeliest to be right, by pictures that it did not learn from alone.
+python "$(dirname "${BASH_SOURCE[0]}")/words.py" "$out/wordier" "$out/packed" "$out/wordiest" --most 320
+
 # What ships: weights of 8 bits, and a confidence that was measured.
-meshcap quantise "$out/wordier" "$out/default" --bits 8
+meshcap quantise "$out/wordiest" "$out/default" --bits 8
 meshcap evaluate "$out/default" "$out/packed" --split val --out "$out/val"
 meshcap calibrate "$out/default" "$out/packed" --captions "$out/val/captions-val.json" --plot "$out/reliability.svg"
 

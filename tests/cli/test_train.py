@@ -139,13 +139,14 @@ def test_every_setting_survives(tmp_path: Path) -> None:
         "patience": 37, "track": ("none",), "threads": 38, "without": "w", "frozen_stages": 39, "scst_augment": 0.4,
         "scst_ema": 0.41, "xe_captions": 42, "scst_region_dropout": 0.43, "compress": 0.44, "word_bonus": 0.45,
         "word_share": 0.46, "keep": "last", "word_often": 0.47, "word_most": 0.48,
-        "turn": 49.0,
+        "turn": 49.0, "hinted": 0, "hint": 0.5, "scst_length": 9,
     }  # fmt: skip
     assert set(other) == {field.name for field in fields(TrainSettings)}
-    settings = TrainSettings(**other)
-    settings.save(tmp_path)
-    assert TrainSettings.load(tmp_path) == settings
-    assert settings.to_dict() == {**settings.to_dict(), **other}
+    for given in (other, {**other, "search": "sample", "hinted": 51}):  # beams take no hints
+        settings = TrainSettings(**given)
+        settings.save(tmp_path)
+        assert TrainSettings.load(tmp_path) == settings
+        assert settings.to_dict() == {**settings.to_dict(), **given}
 
 
 def test_what_was_chosen_is_saved(run: Path) -> None:
@@ -161,6 +162,8 @@ def test_what_was_chosen_is_saved(run: Path) -> None:
     ("setting", "message"),
     [
         ("colour=red", "colour"),
+        ("hinted=2", "word_bonus"),
+        ("scst_length=1", "scst_length is 1, expected at least a word and its end"),
         ("d_model", "expected name=value"),
         ("d_model=wide", "d_model is 'wide', expected a whole number"),
         ("vision=5", "vision is 5, expected a text"),
