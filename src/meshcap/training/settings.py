@@ -82,7 +82,7 @@ class TrainSettings:
     scst_region_dropout: float = 0.0  # share of the regions hidden while a picture is spoken of
     scst_ema: float = 0.0
     samples: int = 5
-    scst_length: int | None = None  # of what is drawn; None: max_length. Few captions are long, and all cost as if
+    scst_length: int | None = None  # of what is drawn; None: max_length. Every caption costs as much as the longest
     search: Literal["sample", "beam"] = "sample"
     temperature: float = 1.0
     top_k: int = 0
