@@ -13,6 +13,7 @@ raised by; one that had been raised before by more than 1 is lowered by 2.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from torch import Tensor
 from meshcap.cli.quantise import write_whole
 from meshcap.data import read_dataset
 from meshcap.decoding import Beam
+from meshcap.errors import MeshcapError
 from meshcap.training.blend import unpacked
 from meshcap.training.captions import tokenized
 from meshcap.training.examine import seen
@@ -110,4 +112,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except MeshcapError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
