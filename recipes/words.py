@@ -1,6 +1,6 @@
-"""Raise the words that are likeliest to be right, and take back those that were not: the last step of recipes/coco.sh.
+"""Raise the words that are likeliest to be right, and take back those that were not: the last step of recipes/coco-words.sh.
 
-    python recipes/words.py MODEL DATA OUT --most 320
+    python recipes/words.py MODEL DATA OUT --most 750
 
 `meshcap words` believes that a word that came near is right; of a model whose words were raised before, most are not.
 This listens on pictures that the model did not learn from (the val split of DATA) and learns from the words themselves
