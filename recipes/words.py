@@ -1,4 +1,4 @@
-"""Raise the words that are likeliest to be right, and take back those that were not: the last step of recipes/coco-words.sh.
+"""Raise the words that are likeliest to be right, take back those that were not: the last of recipes/coco-words.sh.
 
     python recipes/words.py MODEL DATA OUT --most 750
 
@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("data", help="with a split val, and train for how often people say what")
     parser.add_argument("out", type=Path)
-    parser.add_argument("--most", type=int, default=320, help="words raised at most")
+    parser.add_argument("--most", type=int, default=750, help="words raised at most")
     given = parser.parse_args()
 
     captioner, data = unpacked(given.model), read_dataset(given.data)
