@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -14,7 +15,7 @@ from PIL import Image
 import tiny
 from meshcap import Captioner, MeshcapError
 from meshcap.data.draw import draw_scene
-from meshcap.stream import AHEAD, stream
+from meshcap.stream import AHEAD, stream, together
 from meshcap.text import Vocabulary
 from meshcap.vision import create_vision
 
@@ -144,3 +145,10 @@ def test_what_goes_wrong_in_the_sources_is_raised(seeing: Captioner) -> None:
 
 def test_no_sources(seeing: Captioner) -> None:
     assert list(stream(seeing, [])) == []
+
+
+def test_how_many_pictures_go_together() -> None:
+    cpu = torch.device("cpu")
+    assert together(cpu, torch.float32) == together(cpu, torch.bfloat16) == 8
+    assert together(cpu, torch.int8) == 4
+    assert together(torch.device("cuda"), torch.bfloat16) == 64

@@ -31,6 +31,16 @@ Told = tuple[Source, Caption | MeshcapError]
 Read = tuple[Source, Future[Tensor | MeshcapError]]
 
 
+def together(device: torch.device, dtype: torch.dtype) -> int:
+    """How many pictures are best captioned together: more take memory and save nothing.
+
+    With weights of 8 bits a CPU still reads numbers of 32, and most of its memory is what it keeps of a batch.
+    """
+    if device.type == "cuda":
+        return 64
+    return 4 if dtype == torch.int8 else 8
+
+
 def stream(
     captioner: Captioner, sources: Iterable[Source], *, batch: int = 16, workers: int | None = None, **options: Any
 ) -> Generator[Told, None, None]:

@@ -70,9 +70,10 @@ def _ours(
 
     from meshcap.captioner import Captioner
     from meshcap.decoding import Beam
-    from meshcap.stream import stream
+    from meshcap.stream import stream, together
 
-    captioner = Captioner.from_pretrained(model, dtype=getattr(torch, dtype))
+    kind = getattr(torch, dtype)
+    captioner = Captioner.from_pretrained(model, dtype=kind)
     if captioner.vision is None:
         from meshcap.errors import MeshcapError
 
@@ -80,7 +81,7 @@ def _ours(
     options: dict[str, Any] = {"strategy": Beam(beams), "max_length": words, "min_length": words}
     return (
         lambda photo: captioner.caption(photo, **options),
-        lambda: list(stream(captioner, photos, batch=8, **options)),  # as `meshcap caption` does on a CPU
+        lambda: list(stream(captioner, photos, batch=together(torch.device("cpu"), kind), **options)),
         0,  # packed weights no longer say how many they are: the file does
     )
 

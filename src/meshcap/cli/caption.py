@@ -93,6 +93,7 @@ def caption(
     from meshcap.cli.caption_lines import Lines, draw, watched
     from meshcap.runtime import Captioner as Exported
     from meshcap.runtime.facts import is_exported, runtime_of
+    from meshcap.stream import together
 
     where, precision = options.apply(device, dtype, threads, seed)
     captioner: Any
@@ -108,7 +109,7 @@ def caption(
         calibrated=captioner.calibration is not None,
     )
     # Pictures that are drawn come one by one, so that the time beside each is its own.
-    batch = 1 if show else 64 if where.type == "cuda" else 8
+    batch = 1 if show else together(where, precision)
     with closing(told(captioner, asked, batch, wishes.options(captioner))) as captions:
         if not (show and draw(captions, lines)):
             for source, caption_or_error in watched(captions, len(asked)):
