@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image, IptcImagePlugin, PngImagePlugin
 
 from meshcap import MeshcapError
-from meshcap.batch import iptc, jpeg, png, xmp
+from meshcap.batch import metadata
 from meshcap.data.draw import draw_scene
 
 DESCRIPTION, MAKE, ORIENTATION, MAKER_NOTE, EXIF_IFD = 0x010E, 0x010F, 0x0112, 0x927C, 0x8769
@@ -46,7 +46,7 @@ def iptc_text(content: bytes) -> bytes:
 def xmp_text(content: bytes) -> str:
     info = Image.open(io.BytesIO(content)).info
     packet = info.get("xmp") or info["XML:com.adobe.xmp"]
-    return xmp.description(packet if isinstance(packet, str) else packet.decode())
+    return metadata.xmp_description(packet if isinstance(packet, str) else packet.decode())
 
 
 def directories(tiff: bytes, order: str) -> list[dict[int, int]]:
@@ -69,12 +69,14 @@ READERS = {"exif": exif_text, "xmp": xmp_text, "iptc": lambda content: iptc_text
 def test_all_kinds_side_by_side_in_any_order(text: str, order: list[str]) -> None:
     content = old = photo()
     for kind in order:
-        content = jpeg.described(content, text, kind, overwrite=False)
+        content = metadata.jpeg_with_description(content, text, kind, overwrite=False)
     for kind, read in READERS.items():
         assert read(content) == text, kind
-        assert jpeg.described(content, text, kind, overwrite=True) == content  # twice is once
-        assert jpeg.described(content, "Another.", kind, overwrite=False) == content  # what is there stays
-        content = jpeg.described(content, "Another, and a longer one.", kind, overwrite=True)
+        assert metadata.jpeg_with_description(content, text, kind, overwrite=True) == content  # twice is once
+        assert (
+            metadata.jpeg_with_description(content, "Another.", kind, overwrite=False) == content
+        )  # what is there stays
+        content = metadata.jpeg_with_description(content, "Another, and a longer one.", kind, overwrite=True)
         assert read(content) == "Another, and a longer one."
     assert scan(content) == scan(old)
 
@@ -86,7 +88,7 @@ def test_exif_keeps_its_other_tags_where_they_were(order: str) -> None:
     exif[MAKE], exif[ORIENTATION] = "Some camera", 6
     exif.get_ifd(EXIF_IFD)[MAKER_NOTE] = b"note whose places must not move"
     old = photo(exif=exif)
-    new = jpeg.described(old, TEXT, "exif", overwrite=False)
+    new = metadata.jpeg_with_description(old, TEXT, "exif", overwrite=False)
     assert exif_text(new) == TEXT
     read = exif_of(new)
     assert (read[MAKE], read[ORIENTATION]) == ("Some camera", 6)
@@ -112,7 +114,7 @@ def test_exif_keeps_the_thumbnail() -> None:
     second = struct.pack("<H", 2) + struct.pack("<HHII", 0x0201, 4, 1, len(tiff) + 30)
     second += struct.pack("<HHII", 0x0202, 4, 1, len(thumbnail)) + bytes(4)
     tiff = tiff[:end] + struct.pack("<I", len(tiff)) + tiff[end + 4 :] + second + thumbnail
-    new = jpeg.described(photo(exif=b"Exif\0\0" + tiff), TEXT, "exif", overwrite=False)
+    new = metadata.jpeg_with_description(photo(exif=b"Exif\0\0" + tiff), TEXT, "exif", overwrite=False)
     first_directory, second_directory = directories(new[new.index(b"Exif\0\0") + 6 :], "<")
     place, length = second_directory[0x0201], second_directory[0x0202]
     assert new[new.index(b"Exif\0\0") + 6 :][place : place + length] == thumbnail
@@ -121,13 +123,13 @@ def test_exif_keeps_the_thumbnail() -> None:
 
 
 def test_short_descriptions_are_inside_their_entry() -> None:
-    assert exif_text(jpeg.described(photo(), "Cat", "exif", overwrite=False)) == "Cat"
+    assert exif_text(metadata.jpeg_with_description(photo(), "Cat", "exif", overwrite=False)) == "Cat"
 
 
 def test_a_blank_description_is_none() -> None:
     exif = Image.Exif()
     exif[DESCRIPTION] = "        "
-    assert exif_text(jpeg.described(photo(exif=exif), TEXT, "exif", overwrite=False)) == TEXT
+    assert exif_text(metadata.jpeg_with_description(photo(exif=exif), TEXT, "exif", overwrite=False)) == TEXT
 
 
 PACKETS = {
@@ -146,14 +148,14 @@ THERE = (
 @pytest.mark.parametrize("packet", PACKETS.values(), ids=PACKETS)
 @pytest.mark.parametrize("padding", ["", '<?xpacket begin="" id="x"?>'])
 def test_xmp_keeps_what_else_it_says(packet: str, padding: str) -> None:
-    old = padding + packet.format(rdf=xmp.RDF, more="")
-    new = xmp.described(old.encode(), TEXT, False)
+    old = padding + packet.format(rdf=metadata.RDF, more="")
+    new = metadata.xmp_with_description(old.encode(), TEXT, False)
     assert new is not None
-    assert xmp.description(new.decode()) == TEXT and b"Rating" in new
-    old = padding + packet.format(rdf=xmp.RDF, more=THERE)
-    assert xmp.described(old.encode(), TEXT, False) is None
-    new = xmp.described(old.encode(), TEXT, True)
-    assert new is not None and xmp.description(new.decode()) == TEXT
+    assert metadata.xmp_description(new.decode()) == TEXT and b"Rating" in new
+    old = padding + packet.format(rdf=metadata.RDF, more=THERE)
+    assert metadata.xmp_with_description(old.encode(), TEXT, False) is None
+    new = metadata.xmp_with_description(old.encode(), TEXT, True)
+    assert new is not None and metadata.xmp_description(new.decode()) == TEXT
     assert b"Rating" in new and b">Title<" in new and b">Old<" not in new
 
 
@@ -165,23 +167,23 @@ def test_xmp_keeps_what_else_it_says(packet: str, padding: str) -> None:
         b'<!DOCTYPE x [<!ENTITY a "b">]><x/>',
         b"<x/>",
         THERE.replace(">Old<", ">Short<").encode(),
-        f'<rdf:RDF xmlns:rdf="{xmp.RDF}"><rdf:Description rdf:about="" xmlns:dc="{xmp.DC}" '
+        f'<rdf:RDF xmlns:rdf="{metadata.RDF}"><rdf:Description rdf:about="" xmlns:dc="{metadata.DC}" '
         'dc:description="Short"/></rdf:RDF>'.encode(),
     ],
 )
 def test_xmp_that_is_not_edited(packet: bytes) -> None:
     with pytest.raises(MeshcapError, match="its XMP is"):
-        xmp.described(packet, TEXT, True)
+        metadata.xmp_with_description(packet, TEXT, True)
 
 
 def test_iptc_keeps_other_fields_and_resources() -> None:
     fields = b"\x1c\x02\x69\0\x08Headline" + b"\x1c\x02\x78\0\x03Old"
     resources = b"8BIM\x03\xf3\0\0\0\0\0\x02hi" + b"8BIM\x04\x04\0\0" + len(fields).to_bytes(4, "big") + fields
     resources += b"\0" * (len(fields) % 2) + b"8BIM\x04\x25\0\0\0\0\0\x10" + bytes(16)
-    assert iptc.described(resources, TEXT, False) is None
-    new = iptc.described(resources, TEXT, True)
+    assert metadata.iptc_with_caption(resources, TEXT, False) is None
+    new = metadata.iptc_with_caption(resources, TEXT, True)
     assert new is not None and new.startswith(b"8BIM\x03\xf3\0\0\0\0\0\x02hi")
-    payload = jpeg.PHOTOSHOP + new
+    payload = metadata.PHOTOSHOP + new
     segment = b"\xff\xed" + (len(payload) + 2).to_bytes(2, "big") + payload
     read = IptcImagePlugin.getiptcinfo(Image.open(io.BytesIO(b"\xff\xd8" + segment + photo()[2:])))
     assert read[(2, 105)] == b"Headline" and read[(2, 120)].decode() == TEXT and read[(1, 90)] == b"\x1b%G"
@@ -194,28 +196,28 @@ def test_iptc_in_another_alphabet_is_not_mixed_with_ours() -> None:
     fields = b"\x1c\x02\x69\0\x02\xfc\xdf"  # Latin-1
     resources = b"8BIM\x04\x04\0\0" + len(fields).to_bytes(4, "big") + fields + b"\0"
     with pytest.raises(MeshcapError, match="not in UTF-8"):
-        iptc.described(resources, TEXT, False)
-    new = iptc.described(resources, "Plain.", False)
-    assert new is not None and iptc.caption(new) == "Plain." and b"\xfc\xdf" in new
+        metadata.iptc_with_caption(resources, TEXT, False)
+    new = metadata.iptc_with_caption(resources, "Plain.", False)
+    assert new is not None and metadata.iptc_caption(new) == "Plain." and b"\xfc\xdf" in new
 
 
 def test_long_captions_end_with_a_whole_letter() -> None:
-    new = iptc.described(None, "ü" * 1500, False)
-    assert new is not None and iptc.caption(new) == "ü" * 1000
+    new = metadata.iptc_with_caption(None, "ü" * 1500, False)
+    assert new is not None and metadata.iptc_caption(new) == "ü" * 1000
 
 
 @pytest.mark.parametrize("compressed", [False, True])
 def test_png(compressed: bool) -> None:
     info = PngImagePlugin.PngInfo()
-    packet = PACKETS["usual"].format(rdf=xmp.RDF, more=THERE)
+    packet = PACKETS["usual"].format(rdf=metadata.RDF, more=THERE)
     info.add_itxt("XML:com.adobe.xmp", packet, zip=compressed)
     info.add_text("Author", "Somebody")
     old = photo("PNG", pnginfo=info)
-    assert png.described(old, TEXT, overwrite=False) == old
-    new = png.described(old, TEXT, overwrite=True)
+    assert metadata.png_with_description(old, TEXT, overwrite=False) == old
+    new = metadata.png_with_description(old, TEXT, overwrite=True)
     assert xmp_text(new) == TEXT and Image.open(io.BytesIO(new)).text["Author"] == "Somebody"
     plain = photo("PNG")
-    new = png.described(plain, TEXT, overwrite=False)
+    new = metadata.png_with_description(plain, TEXT, overwrite=False)
     assert xmp_text(new) == TEXT
     place = plain.index(b"IDAT")
     assert new.endswith(plain[place - 4 :])
@@ -226,7 +228,9 @@ def test_png(compressed: bool) -> None:
 def test_damaged_files_are_refused_or_left_readable(data: st.DataObject) -> None:
     """Never another exception than ours, whatever bytes there are."""
     old = photo(exif=b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x0e\0\x02\0\0\0\x03ab\0\0\0\0\0\0")
-    old = jpeg.described(jpeg.described(old, "x", "xmp", overwrite=True), "y", "iptc", overwrite=True)
+    old = metadata.jpeg_with_description(
+        metadata.jpeg_with_description(old, "x", "xmp", overwrite=True), "y", "iptc", overwrite=True
+    )
     content = bytearray(old)
     for place in data.draw(st.lists(st.integers(0, old.index(b"\xff\xdb") + 8), min_size=1, max_size=6)):
         content[place] = data.draw(st.integers(0, 255))
@@ -234,43 +238,43 @@ def test_damaged_files_are_refused_or_left_readable(data: st.DataObject) -> None
     for broken in (bytes(content), cut):
         for kind in READERS:
             try:
-                jpeg.described(broken, TEXT, kind, overwrite=True)
+                metadata.jpeg_with_description(broken, TEXT, kind, overwrite=True)
             except MeshcapError:
                 continue
 
 
 @given(st.data())
 def test_damaged_pngs(data: st.DataObject) -> None:
-    old = png.described(photo("PNG"), "x", overwrite=True)
+    old = metadata.png_with_description(photo("PNG"), "x", overwrite=True)
     content = bytearray(old)
     for place in data.draw(st.lists(st.integers(0, len(old) - 1), min_size=1, max_size=6)):
         content[place] = data.draw(st.integers(0, 255))
     try:
-        png.described(bytes(content), TEXT, overwrite=True)
+        metadata.png_with_description(bytes(content), TEXT, overwrite=True)
     except MeshcapError:
         return
 
 
 def test_xmp_that_unpacks_without_end() -> None:
-    body = b"iTXt" + png.KEYWORD + b"\1\0\0\0" + zlib.compress(bytes(20_000_000))
+    body = b"iTXt" + metadata.XMP_KEYWORD + b"\1\0\0\0" + zlib.compress(bytes(20_000_000))
     chunk = (len(body) - 4).to_bytes(4, "big") + body + zlib.crc32(body).to_bytes(4, "big")
     old = photo("PNG")
     with pytest.raises(MeshcapError, match="too large"):
-        png.described(old[:33] + chunk + old[33:], TEXT, overwrite=True)
+        metadata.png_with_description(old[:33] + chunk + old[33:], TEXT, overwrite=True)
 
 
 def test_no_room_in_a_segment() -> None:
     exif = Image.Exif()
     exif.get_ifd(EXIF_IFD)[MAKER_NOTE] = bytes(65_000)
     with pytest.raises(MeshcapError, match="no room"):
-        jpeg.described(photo(exif=exif), TEXT * 20, "exif", overwrite=True)
+        metadata.jpeg_with_description(photo(exif=exif), TEXT * 20, "exif", overwrite=True)
 
 
 def test_several_pictures_in_one_file() -> None:
     file = io.BytesIO()
     first, second = (draw_scene(number, 64).image.convert("RGB") for number in (1, 2))
     first.save(file, "MPO", save_all=True, append_images=[second])
-    new = jpeg.described(file.getvalue(), TEXT, "exif", overwrite=False)
+    new = metadata.jpeg_with_description(file.getvalue(), TEXT, "exif", overwrite=False)
     with Image.open(io.BytesIO(new)) as image, Image.open(file) as before:
         assert image.n_frames == 2 and image.getexif()[DESCRIPTION]
         image.seek(1)
@@ -279,7 +283,7 @@ def test_several_pictures_in_one_file() -> None:
     # A description behind the list of places would move what the list points to.
     place = new.index(b"MPF\0") - 4
     end = place + 2 + int.from_bytes(new[place + 2 : place + 4], "big")
-    packet = jpeg.XMP + (xmp.described(None, "Old", True) or b"")
+    packet = metadata.XMP + (metadata.xmp_with_description(None, "Old", True) or b"")
     behind = new[:end] + b"\xff\xe1" + (len(packet) + 2).to_bytes(2, "big") + packet + new[end:]
     with pytest.raises(MeshcapError, match="holds several pictures"):
-        jpeg.described(behind, TEXT, "xmp", overwrite=True)
+        metadata.jpeg_with_description(behind, TEXT, "xmp", overwrite=True)

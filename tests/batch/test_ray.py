@@ -11,10 +11,10 @@ import pytest
 
 from batch.seeing import captioner, draw
 from meshcap import MeshcapError
-from meshcap.batch import ray_job
-from meshcap.batch.captions import Wishes, caption_blocks
-from meshcap.batch.pictures import Picture, list_pictures
-from meshcap.batch.ray_job import Recipe, Worker, caption_blocks_with_ray, connect, has_gpu
+from meshcap.batch import ray as ray_workers
+from meshcap.batch.inputs import Picture, list_pictures
+from meshcap.batch.local import BatchSettings, caption_blocks
+from meshcap.batch.ray import Worker, WorkerSettings, caption_blocks_with_ray, connect, has_gpu
 from meshcap.captioner import Captioner
 from meshcap.decoding import Beam
 from tiny_data import call, read_lines
@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="no ray: pip install meshcap[scale]"),
 ]
 OPTIONS = {"max_length": 9}
-WISHES = {"batch": 2}
+SETTINGS = {"batch_size": 2}
 WORKERS = 3
 
 
@@ -58,14 +58,14 @@ def blocks(here: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[
 
 
 @pytest.fixture
-def recipe(here: Path) -> Recipe:
-    return Recipe(str(here / "model"), "cpu", "auto", WISHES, OPTIONS, folder=str(here))
+def recipe(here: Path) -> WorkerSettings:
+    return WorkerSettings(str(here / "model"), "cpu", "auto", SETTINGS, OPTIONS, folder=str(here))
 
 
 @pytest.fixture
 def expected(here: Path, blocks: list[tuple[int, list[Picture]]]) -> dict[int, list[dict]]:
     local = Captioner.from_pretrained(here / "model")
-    return dict(caption_blocks(local, blocks, Wishes(**WISHES), strategy=Beam(5, 0.0), **OPTIONS))
+    return dict(caption_blocks(local, blocks, BatchSettings(**SETTINGS), strategy=Beam(5, 0.0), **OPTIONS))
 
 
 def same(found: list[tuple[int, list[dict]]], expected: dict[int, list[dict]]) -> None:
@@ -81,7 +81,7 @@ def same(found: list[tuple[int, list[dict]]], expected: dict[int, list[dict]]) -
             assert row.get("confidence", 0) == pytest.approx(wanted.get("confidence", 0), abs=1e-4)
 
 
-def test_the_same_captions(cluster: None, recipe: Recipe, blocks: list, expected: dict) -> None:
+def test_the_same_captions(cluster: None, recipe: WorkerSettings, blocks: list, expected: dict) -> None:
     found = list(caption_blocks_with_ray(recipe, blocks, workers=WORKERS))
     assert len(found) == len(blocks)
     same(found, expected)
@@ -89,7 +89,7 @@ def test_the_same_captions(cluster: None, recipe: Recipe, blocks: list, expected
 
 
 def test_a_worker_is_killed(
-    cluster: None, recipe: Recipe, blocks: list, expected: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: None, recipe: WorkerSettings, blocks: list, expected: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each worker that is the first to reach a block of the list dies there, in the middle of what it was given."""
     from ray import cloudpickle
@@ -113,7 +113,7 @@ def test_a_worker_is_killed(
                         pass
                 yield out
 
-    monkeypatch.setattr(ray_job, "Worker", Mortal)
+    monkeypatch.setattr(ray_workers, "Worker", Mortal)
     found = list(caption_blocks_with_ray(recipe, blocks, workers=WORKERS))
     same(found, expected)
     marks = sorted(os.listdir(deaths))
@@ -121,8 +121,8 @@ def test_a_worker_is_killed(
     assert len([mark for mark in marks if mark.startswith("born")]) >= WORKERS + 1
 
 
-def test_what_a_worker_cannot_do_is_told_in_one_line(cluster: None, recipe: Recipe, blocks: list) -> None:
-    nowhere = Recipe(**{**recipe.__dict__, "folder": "/nowhere"})
+def test_what_a_worker_cannot_do_is_told_in_one_line(cluster: None, recipe: WorkerSettings, blocks: list) -> None:
+    nowhere = WorkerSettings(**{**recipe.__dict__, "folder": "/nowhere"})
     with pytest.raises(MeshcapError, match="/nowhere is not there on a machine of the cluster") as told:
         list(caption_blocks_with_ray(nowhere, blocks[:2], workers=1))
     assert len(str(told.value).splitlines()) == 1

@@ -19,8 +19,8 @@ from PIL import Image
 
 from batch.seeing import captioner, draw
 from meshcap import Captioner
-from meshcap.batch import captions, place
-from meshcap.batch.pictures import Picture
+from meshcap.batch import local, output
+from meshcap.batch.inputs import Picture
 from tiny_data import call, read_lines
 
 ALWAYS = ["--device", "cpu", "--threads", "2", "--batch-size", "2", "--max-words", "8"]
@@ -196,7 +196,7 @@ def test_killed_while_it_writes(here: Path, model: Path, monkeypatch: pytest.Mon
 
 def test_what_was_done_is_not_done_again(here: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: Counter[str] = Counter()
-    row_of = captions.row_of
+    row_of = local.row_of
 
     def counting(picture: Picture, *rest):
         read[picture.path] += 1
@@ -204,19 +204,19 @@ def test_what_was_done_is_not_done_again(here: Path, model: Path, monkeypatch: p
             raise Killed
         return row_of(picture, *rest)
 
-    monkeypatch.setattr(captions, "row_of", counting)
+    monkeypatch.setattr(local, "row_of", counting)
     with pytest.raises(Killed):
         batch(model, "photos", "--out", "c.csv")
     blocks = list((here / "c.csv.parts").rglob("0*.jsonl"))
     done = {row["path"] for block in blocks for row in read_lines(block)}
-    monkeypatch.setattr(captions, "row_of", row_of)
+    monkeypatch.setattr(local, "row_of", row_of)
     again: Counter[str] = Counter()
 
     def noting(picture: Picture, *rest):
         again[picture.path] += 1
         return row_of(picture, *rest)
 
-    monkeypatch.setattr(captions, "row_of", noting)
+    monkeypatch.setattr(local, "row_of", noting)
     assert batch(model, "photos", "--out", "c.csv") == 0
     assert set(again) == {f"photos/{number:03}.png" for number in range(20)} - done and set(again.values()) == {1}
 
@@ -350,5 +350,5 @@ def test_what_a_kill_left_behind_is_swept_away(here: Path, model: Path) -> None:
 
 def test_replace_is_the_only_way_to_write(here: Path) -> None:
     """The kill tests count os.replace: this is where pictures, texts and pages go through."""
-    place.replace(here / "deep/er/a.txt", b"x")
+    output.replace(here / "deep/er/a.txt", b"x")
     assert (here / "deep/er/a.txt").read_bytes() == b"x" and files(here / "deep") == {"er/a.txt"}

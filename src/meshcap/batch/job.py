@@ -1,29 +1,198 @@
-"""Running a job: what is not done yet is captioned, delivered and handed in; at the end it becomes one file."""
+"""A batch job: which pictures, with which options, and what is done so far; kept on disk so that a killed job goes on.
+
+`job.json` names the pictures and options. Each finished block of pictures is one file of rows, written whole or not at
+all; going on means captioning the blocks without a file. A block always holds the same pictures and batches never cross
+its edge, so that captions are equal to the last digit whenever they are made.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import shutil
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from glob import escape
 from pathlib import Path
+from typing import Any, Self
 
-from meshcap.batch.deliver import Delivery
-from meshcap.batch.pages import fill
-from meshcap.batch.parts import ERRORS, Parts, Row, sweep
-from meshcap.batch.pictures import Picture
-from meshcap.batch.tables import errors_path, write_errors, write_table
-from meshcap.errors import FailedError
+from meshcap.batch.alt_text import fill
+from meshcap.batch.inputs import Picture
+from meshcap.batch.output import Delivery, Row, errors_path, json_lines, write_errors, write_table
+from meshcap.errors import FailedError, MeshcapError
+from meshcap.files import write_beside
 from meshcap.models.pretrained import WEIGHTS, find_file, find_optional
 from meshcap.vision.folder import FOLDER
 
+JOB, PAGES, ERRORS = "job.json", "pages.json", "errors.jsonl"
+PER_FOLDER = 1000  # block files in one folder
 Blocks = Iterable[tuple[int, list[Row]]]
 WAITING = 4  # blocks that are being written while others are captioned
 
 
+class Job:
+    """A job and its folder. As a context manager it holds the folder's lock."""
+
+    def __init__(self, folder: Path, pictures: Sequence[Picture], options: dict[str, Any], *, block: int):
+        self.folder = folder
+        self.pictures = pictures
+        self.block = block
+        self.facts: dict[str, Any] = {
+            "pictures": len(pictures),
+            "inputs": fingerprint(pictures),
+            "block": block,
+            "options": options,
+        }
+        self.done: dict[str, int] | None = None  # counts of a finished job, whose blocks are gone
+        self._lock: int | None = None
+
+    @property
+    def blocks(self) -> int:
+        return -(-len(self.pictures) // self.block)
+
+    def __enter__(self) -> Self:
+        """Start the job, or go on with it.
+
+        Raises:
+            MeshcapError: the folder belongs to a job with other pictures or options, or one that is running.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = _lock_folder(self.folder)
+        except OSError as error:
+            raise MeshcapError(f"{self.folder} cannot be written: {error.strerror or error}") from error
+        remove_unfinished(self.folder)
+        try:
+            self._check_same()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._lock is not None:
+            os.close(self._lock)  # which unlocks
+            self._lock = None
+
+    def _check_same(self) -> None:
+        path = self.folder / JOB
+        if not path.exists():
+            self._save()
+            return
+        try:
+            saved = json.loads(path.read_text(encoding="utf-8", errors="surrogateescape"))
+            was = {name: saved[name] for name in self.facts}
+        except (OSError, ValueError, KeyError, TypeError):
+            raise MeshcapError(f"{path} cannot be read: give --restart to start anew") from None
+        if was["inputs"] != self.facts["inputs"]:
+            raise MeshcapError(
+                f"{self.folder} was started with {was['pictures']:,} pictures, and these {len(self.pictures):,} are "
+                "others: give the same to go on, another --out, or --restart to start anew"
+            )
+        if was != json.loads(json.dumps(self.facts)):
+            before, now = ({"block": facts["block"], **facts["options"]} for facts in (was, self.facts))
+            names = sorted(name for name in before | now if before.get(name) != now.get(name))
+            what = ", ".join(f"{name} was {before.get(name)} and is {now.get(name)}" for name in names[:3])
+            raise MeshcapError(f"{self.folder} was started otherwise ({what}): --restart starts anew")
+        self.done = saved.get("done")
+
+    def _save(self) -> None:
+        text = json.dumps(self.facts | ({"done": self.done} if self.done else {}), indent=1, ensure_ascii=False) + "\n"
+        path = self.folder / JOB
+        write_beside(path, lambda part: part.write_text(text, encoding="utf-8", errors="surrogateescape"))
+
+    def finish(self, counts: dict[str, int]) -> None:
+        """Remember that all is done and written, and let go of the blocks."""
+        self.done = counts
+        self._save()
+        _delete_blocks(self.folder)
+
+    def path(self, block: int) -> Path:
+        return self.folder / f"{block // PER_FOLDER:04}" / f"{block:07}.jsonl"
+
+    def pictures_of(self, block: int) -> Sequence[Picture]:
+        return self.pictures[block * self.block : (block + 1) * self.block]
+
+    def to_do(self) -> list[int]:
+        """Numbers of the blocks that have no file yet."""
+        done: set[str] = set()
+        for shelf in range(-(-self.blocks // PER_FOLDER)):
+            folder = self.path(shelf * PER_FOLDER).parent
+            if folder.is_dir():
+                done.update(os.listdir(folder))
+        return [block for block in range(self.blocks) if self.path(block).name not in done]
+
+    def write(self, block: int, rows: Sequence[Row]) -> None:
+        """Save the rows of a block. From then on it is done."""
+        if [row["path"] for row in rows] != [picture.path for picture in self.pictures_of(block)]:
+            raise FailedError(f"block {block} came back with {len(rows)} rows that are not those of its pictures")
+        path = self.path(block)
+        path.parent.mkdir(exist_ok=True)
+        write_beside(path, lambda part: part.write_text(json_lines(rows), encoding="utf-8", errors="surrogateescape"))
+
+    def rows(self) -> Iterator[Row]:
+        """All of a finished job, in the order of its pictures."""
+        for block in range(self.blocks):
+            try:
+                with open(self.path(block), encoding="utf-8", errors="surrogateescape") as file:
+                    for line in file:
+                        yield json.loads(line)
+            except (OSError, ValueError) as error:
+                raise FailedError(f"{self.path(block)} cannot be read: remove it and start again") from error
+
+
+def remove_unfinished(folder: Path, name: str = "") -> None:
+    """Delete what a killed job was writing, of all files or of one. Only while holding the lock."""
+    for left in folder.glob(f".{escape(name) + '.' if name else ''}*.part"):
+        left.unlink(missing_ok=True)
+
+
+def fingerprint(pictures: Iterable[Picture]) -> str:
+    """Of the list, not of the content: writing a description into a picture does not make it another one."""
+    digest = hashlib.blake2b(digest_size=16)
+    for picture in pictures:
+        digest.update(f"{picture.path}\0{picture.offset}\0{picture.size}\n".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
+
+
+def forget(folder: Path) -> None:
+    """Forget what a job has done. What is not a job's folder is left alone."""
+    if not (folder / JOB).exists():
+        return
+    lock = _lock_folder(folder)
+    try:
+        _delete_blocks(folder)
+        for name in (JOB, PAGES):
+            (folder / name).unlink(missing_ok=True)
+    finally:
+        os.close(lock)
+
+
+def _delete_blocks(folder: Path) -> None:
+    for shelf in folder.iterdir():
+        if shelf.is_dir() and shelf.name.isdecimal():
+            shutil.rmtree(shelf)
+
+
+def _lock_folder(folder: Path) -> int:
+    """Two processes on one job would do everything twice. The system unlocks for whoever is killed."""
+    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        import fcntl
+
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise MeshcapError(f"{folder} is in use: another meshcap is at this job") from None
+    except (ImportError, OSError):  # a system, or a network drive, without locks
+        pass
+    return handle
+
+
 def run(
-    parts: Parts,
+    job: Job,
     caption: Callable[[list[tuple[int, Sequence[Picture]]]], Blocks],
     deliver: Delivery,
     progress: Callable[[int, int], None],
@@ -32,24 +201,24 @@ def run(
 
     Args:
         caption: from numbered blocks to their rows.
-        progress: is told of pictures that were just done, and how many of them are broken.
+        progress: called with how many pictures were just done, and how many of them failed.
     """
-    to_do = [(block, parts.pictures_of(block)) for block in parts.to_do()]
+    to_do = [(block, job.pictures_of(block)) for block in job.to_do()]
     if not to_do:
         return
     left = {block for block, _ in to_do}
     writing: deque[Future[tuple[int, int]]] = deque()
 
     def write(block: int, rows: list[Row]) -> tuple[int, int]:
-        deliver(parts.pictures_of(block), rows)
-        parts.write(block, rows)  # last: from here on nobody does it again
+        deliver(job.pictures_of(block), rows)
+        job.write(block, rows)  # last: from here on nobody does it again
         return len(rows), sum("error" in row for row in rows)
 
     with ThreadPoolExecutor(1, thread_name_prefix="meshcap-write") as pool:
         captioned = caption(to_do)
         try:
             for block, rows in captioned:
-                if block not in left:  # somebody died after handing it in, and another did it again
+                if block not in left:  # a worker died after returning it, and another repeated it
                     continue
                 left.remove(block)
                 writing.append(pool.submit(write, block, rows))
@@ -64,25 +233,25 @@ def run(
         raise FailedError(f"{len(left):,} blocks never came back: start again to go on with them")
 
 
-def finish(parts: Parts, table: Path | None, *, words: bool, alternatives: bool) -> dict[str, int]:
+def finish(job: Job, table: Path | None, *, words: bool, alternatives: bool) -> dict[str, int]:
     """The blocks as one table and a list of errors, and how many there are of what."""
     if table is not None:
-        sweep(table.parent, table.name)
-        write_table(table, parts.rows(), words=words, alternatives=alternatives)
-    write_errors(errors_file(parts.folder, table), parts.rows())
+        remove_unfinished(table.parent, table.name)
+        write_table(table, job.rows(), words=words, alternatives=alternatives)
+    write_errors(errors_file(job.folder, table), job.rows())
     counts = {"captions": 0, "withheld": 0, "errors": 0}
-    for row in parts.rows():
+    for row in job.rows():
         counts["captions"] += row.get("caption") is not None
         counts["withheld"] += "caption" in row and row["caption"] is None
         counts["errors"] += "error" in row
     return counts
 
 
-def fill_pages(parts: Parts, pages: Sequence[str], folder: Path | None, *, overwrite: bool) -> int:
+def fill_pages(job: Job, pages: Sequence[str], folder: Path | None, *, overwrite: bool) -> int:
     """Captions into the pages, or into copies in a folder; how many."""
-    keys = (picture.key for picture in parts.pictures)
-    captions = {key: row["caption"] for key, row in zip(keys, parts.rows(), strict=True) if row.get("caption")}
-    places = [Path(os.path.realpath(page)) if folder is None else Picture(page).below(folder) for page in pages]
+    keys = (picture.key for picture in job.pictures)
+    captions = {key: row["caption"] for key, row in zip(keys, job.rows(), strict=True) if row.get("caption")}
+    places = [Path(os.path.realpath(page)) if folder is None else Picture(page).path_in(folder) for page in pages]
     return sum(fill(page, place, captions, overwrite=overwrite) for page, place in zip(pages, places, strict=True))
 
 

@@ -16,12 +16,11 @@ import numpy as np
 import torch
 from PIL import Image
 
-from meshcap.batch.captions import Block, Wishes, caption_side_by_side
-from meshcap.batch.deliver import Delivery
-from meshcap.batch.job import Blocks, run
-from meshcap.batch.parts import Parts
-from meshcap.batch.pictures import Picture, list_pictures
-from meshcap.batch.ray_job import Recipe, caption_blocks_with_ray, connect
+from meshcap.batch.inputs import Picture, list_pictures
+from meshcap.batch.job import Blocks, Job, run
+from meshcap.batch.local import BatchSettings, Block, caption_in_threads
+from meshcap.batch.output import Delivery
+from meshcap.batch.ray import WorkerSettings, caption_blocks_with_ray, connect
 from meshcap.bench.measure import Row, peak_memory
 from meshcap.captioner import Captioner
 from meshcap.decoding import Beam
@@ -75,19 +74,21 @@ def bench_batch(*, pictures: int, beams: int, lanes: int, workers: int, model: s
         listed = list_pictures([str(folder / "photos")])
         place_of = model or str(folder / "model")
         captioner = Captioner.from_pretrained(place_of)
-        wishes = Wishes(readers=1)
+        settings = BatchSettings(readers=1)
         strategy = Beam(beams)
         long = min(20, captioner.model.config.max_length)
 
         def here(blocks: list[Block]) -> Blocks:
-            return caption_side_by_side(
-                captioner, blocks, wishes, lanes=lanes, strategy=strategy, max_length=long, min_length=2
+            return caption_in_threads(
+                captioner, blocks, settings, lanes=lanes, strategy=strategy, max_length=long, min_length=2
             )
 
         works: list[tuple[str, int, str, Callable[[list[Block]], Blocks]]] = [("this process", lanes, "lane", here)]
         if workers:
             connect(None, cpus=workers)
-            recipe = Recipe(place_of, "cpu", "float32", {"readers": 1}, {"max_length": long, "min_length": 2}, beams)
+            recipe = WorkerSettings(
+                place_of, "cpu", "float32", {"readers": 1}, {"max_length": long, "min_length": 2}, beams
+            )
             works.append(
                 ("Ray", workers, "worker", lambda blocks: caption_blocks_with_ray(recipe, blocks, workers=workers))
             )
@@ -122,7 +123,7 @@ def bench_listing(count: int) -> Row:
         paths.write_text("".join(f"photos/{number // 1000:06}/{number:09}.jpg\n" for number in range(count)))
         start = time.process_time()
         pictures = list_pictures([str(paths)])
-        with Parts(Path(place, "job"), pictures, {}, block=64) as parts:
+        with Job(Path(place, "job"), pictures, {}, block=64) as parts:
             blocks = len(parts.to_do())
         seconds = time.process_time() - start
     rate = f"{count / seconds:,.0f} pictures/s"
@@ -139,7 +140,7 @@ def _job(
     def tell(count: int, _: int) -> None:
         times.append((time.perf_counter(), time.process_time(), count))
 
-    with Parts(folder, pictures, {}, block=BLOCK) as parts:
+    with Job(folder, pictures, {}, block=BLOCK) as parts:
         run(parts, caption, Delivery(), tell)
     first, last = times[side - 1], times[-1]
     scale = len(pictures) / sum(count for _, _, count in times[side:])

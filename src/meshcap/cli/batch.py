@@ -19,8 +19,8 @@ from meshcap.cli import options
 from meshcap.errors import MeshcapError
 
 if TYPE_CHECKING:
-    from meshcap.batch.parts import Row
-    from meshcap.batch.pictures import Picture
+    from meshcap.batch.inputs import Picture
+    from meshcap.batch.output import Row
     from meshcap.captioner import Captioner
 
 NAMED = 10  # broken pictures that are named, where a file lists them all
@@ -111,13 +111,23 @@ def batch(
 
     Example: meshcap batch photos/ 'shards/*.tar' --out captions.parquet
     """
-    from meshcap.batch.deliver import KINDS, Delivery
-    from meshcap.batch.job import errors_file, fill_pages, finish, run, state_folder, weights_of
-    from meshcap.batch.pages import pictures_of
-    from meshcap.batch.parts import JOB, PAGES, Parts, fingerprint
-    from meshcap.batch.parts import restart as forget
-    from meshcap.batch.pictures import Picture, Share, list_pictures
-    from meshcap.batch.progress import progress
+    from meshcap.batch.alt_text import pictures_of
+    from meshcap.batch.inputs import Picture, Share, list_pictures
+    from meshcap.batch.job import (
+        JOB,
+        PAGES,
+        Job,
+        errors_file,
+        fill_pages,
+        fingerprint,
+        finish,
+        forget,
+        run,
+        state_folder,
+        weights_of,
+    )
+    from meshcap.batch.output import KINDS, Delivery
+    from meshcap.cli.progress import progress
 
     names, address = _address(inputs or [], ray)
     share = Share() if shard is None else Share.parse(shard)
@@ -145,8 +155,8 @@ def batch(
     delivery = Delivery(sidecar, kinds, None if in_place else folder, overwrite)
     delivery.check(pictures)
 
-    from meshcap.batch.captions import Wishes, caption_side_by_side
-    from meshcap.batch.ray_job import Recipe, caption_blocks_with_ray, connect, has_gpu
+    from meshcap.batch.local import BatchSettings, caption_in_threads
+    from meshcap.batch.ray import WorkerSettings, caption_blocks_with_ray, connect, has_gpu
     from meshcap.captioner import Captioner
     from meshcap.cli.caption import longest
     from meshcap.decoding import Beam
@@ -175,25 +185,25 @@ def batch(
         forget(state)
     if pages:
         there = {picture.key for picture in pictures}
-        wanted = pictures_of(pages, overwrite=overwrite_alt, remember=state / PAGES)
+        wanted = pictures_of(pages, overwrite=overwrite_alt, saved_list=state / PAGES)
         pictures += [picture for picture in wanted if picture.key not in there]
         delivery.check(pictures)
     cpus = threads or os.cpu_count() or 1
     lanes = 1 if where.type != "cpu" or ray else min(cpus, LANES)
-    wishes = Wishes(
+    settings = BatchSettings(
         batch_size or (128 if on_gpu else 16), max(1, (readers or cpus) // lanes), log_probs, min_confidence
     )
 
     def caption(blocks: Sequence[tuple[int, Sequence[Picture]]]) -> Iterable[tuple[int, list[Row]]]:
         if not ray:
-            return caption_side_by_side(
-                captioner, blocks, wishes, lanes=lanes, threads=max(1, cpus // lanes), strategy=strategy, **saying
+            return caption_in_threads(
+                captioner, blocks, settings, lanes=lanes, threads=max(1, cpus // lanes), strategy=strategy, **saying
             )
-        recipe = Recipe(
+        recipe = WorkerSettings(
             model,
             "cuda" if on_gpu else "cpu",
             dtype,
-            asdict(wishes) | {"readers": readers},
+            asdict(settings) | {"readers": readers},
             saying,
             max(beams, n),
             length_penalty,
@@ -202,25 +212,25 @@ def batch(
         )
         return caption_blocks_with_ray(recipe, blocks, workers=workers)
 
-    job = {
-        "model": weights_of(model), "dtype": dtype, "batch": wishes.batch, "beams": beams, "shard": str(share),
+    facts = {
+        "model": weights_of(model), "dtype": dtype, "batch": settings.batch_size, "beams": beams, "shard": str(share),
         "length_penalty": length_penalty, "log_probs": log_probs, "min_confidence": min_confidence, **saying,
     }  # fmt: skip
-    with Parts(state, pictures, job, block=wishes.batch * BATCHES) as parts:
-        if parts.done is None:
-            done = len(pictures) - sum(len(parts.pictures_of(block)) for block in parts.to_do())
+    with Job(state, pictures, facts, block=settings.batch_size * BATCHES) as job:
+        if job.done is None:
+            done = len(pictures) - sum(len(job.pictures_of(block)) for block in job.to_do())
             with progress(len(pictures), done) as tell:
-                run(parts, caption, delivery, tell)
-            counts = finish(parts, table, words=log_probs, alternatives=n > 1)
+                run(job, caption, delivery, tell)
+            counts = finish(job, table, words=log_probs, alternatives=n > 1)
             if pages:
-                counts["alts"] = fill_pages(parts, pages, None if in_place else folder, overwrite=overwrite_alt)
-            parts.finish(counts)
+                counts["alts"] = fill_pages(job, pages, None if in_place else folder, overwrite=overwrite_alt)
+            job.finish(counts)
         elif table is not None and not table.exists():
             raise MeshcapError(f"{table} was written and is gone: give --restart to make it again")
-        _tell(parts.done or {}, table, errors_file(state, table), json)
+        _tell(job.done or {}, table, errors_file(state, table), json)
         if table is None:
             shutil.rmtree(state, ignore_errors=True)
-    if parts.done and parts.done["errors"]:
+    if job.done and job.done["errors"]:
         raise typer.Exit(1)
 
 
@@ -237,7 +247,7 @@ def _address(inputs: list[str], ray: bool) -> tuple[list[str], str | None]:
 
 def _places(out: Path | None) -> tuple[Path | None, Path | None]:
     """The table, and the folder for texts, copies and pages, where there is one."""
-    from meshcap.batch.tables import SUFFIXES, check_table
+    from meshcap.batch.output import SUFFIXES, check_table
 
     if out is None:
         return None, None

@@ -15,24 +15,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from meshcap.batch.parts import Row
-from meshcap.batch.pictures import Picture
+from meshcap.batch.inputs import Picture
+from meshcap.batch.output import Row
 from meshcap.errors import FailedError, MeshcapError
 
 TOGETHER = 8  # blocks that an actor takes at once: reading ahead begins anew with each
 CLIENT_PORT = 10_001  # of ray://HOST
-PATIENCE = 10  # seconds that a cluster may take to answer
+CONNECT_SECONDS = 10  # seconds that a cluster may take to answer
 QUIET = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
 
 
 @dataclass(frozen=True)
-class Recipe:
+class WorkerSettings:
     """All that a worker needs to know to caption as this process would. Plain values: it travels."""
 
     model: str
     device: str
     dtype: str
-    wishes: dict[str, Any]
+    settings: dict[str, Any]
     options: dict[str, Any] = field(default_factory=dict)  # of `Captioner.describe`, but the strategy
     beams: int = 5
     length_penalty: float = 0.0
@@ -46,17 +46,17 @@ class Worker:
     def __init__(self, recipe: dict[str, Any]):
         import torch
 
-        from meshcap.batch.captions import Wishes
+        from meshcap.batch.local import BatchSettings
         from meshcap.captioner import Captioner
         from meshcap.decoding import Beam
 
-        self.recipe = Recipe(**recipe)
+        self.recipe = WorkerSettings(**recipe)
         try:
             os.chdir(self.recipe.folder)  # an actor is a process of its own
         except OSError as error:
             raise MeshcapError(f"{self.recipe.folder} is not there on a machine of the cluster: {error}") from error
         torch.set_num_threads(self.recipe.threads)
-        self.wishes = Wishes(**self.recipe.wishes)
+        self.settings = BatchSettings(**self.recipe.settings)
         self.strategy = Beam(self.recipe.beams, self.recipe.length_penalty)
         precision = self.recipe.dtype
         if precision == "auto":
@@ -67,7 +67,7 @@ class Worker:
         )
 
     def __call__(self, batch: Mapping[str, Any]) -> Iterator[dict[str, list[Any]]]:
-        from meshcap.batch.captions import caption_blocks
+        from meshcap.batch.local import caption_blocks
 
         blocks = [
             (int(number), [Picture(*one) for one in json.loads(pictures)])
@@ -76,7 +76,7 @@ class Worker:
         # Whole batches to a block: the one that may be shorter goes last.
         blocks.sort()
         for number, rows in caption_blocks(
-            self.captioner, blocks, self.wishes, strategy=self.strategy, **self.recipe.options
+            self.captioner, blocks, self.settings, strategy=self.strategy, **self.recipe.options
         ):
             yield {"block": [number], "rows": [json.dumps(rows)]}
 
@@ -85,23 +85,23 @@ def connect(address: str | None, *, cpus: int | None = None) -> None:
     """Join a cluster (`auto`, `HOST:PORT`, `ray://HOST:PORT`), or make one of this machine alone.
 
     Args:
-        cpus: that a cluster of this machine shall think it has; as many as there are unless told.
+        cpus: that a cluster of this machine shall think it has; as many as there are by default.
 
     Raises:
         MeshcapError: Ray is not installed, or nobody answers.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to anybody
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage reports
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # what goes wrong comes back as an exception
     try:
         import ray
         import ray.data
     except ImportError:
         raise MeshcapError("--ray needs another package: pip install 'meshcap[scale]'") from None
-    logging.getLogger("ray.data").setLevel(logging.ERROR)  # progress is told by ourselves
+    logging.getLogger("ray.data").setLevel(logging.ERROR)  # the command shows its own progress
     if ray.is_initialized():
         return
     if address is not None and ":" in address:
-        _knock(address)
+        _check_reachable(address)
     try:
         if address in (None, "local"):
             ray.init(address="local", num_cpus=cpus, _node_ip_address="127.0.0.1", **QUIET)
@@ -112,11 +112,11 @@ def connect(address: str | None, *, cpus: int | None = None) -> None:
         raise FailedError(f"no Ray cluster answers at {where}: {str(error).splitlines()[0]}") from error
 
 
-def _knock(address: str) -> None:
-    """Ray itself asks for minutes before it gives up."""
+def _check_reachable(address: str) -> None:
+    """Fail within seconds; Ray itself tries for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
-        socket.create_connection((host or port, int(port) if host else CLIENT_PORT), timeout=PATIENCE).close()
+        socket.create_connection((host or port, int(port) if host else CLIENT_PORT), timeout=CONNECT_SECONDS).close()
     except (OSError, ValueError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise FailedError(f"no Ray cluster answers at {address}: {reason}") from error
@@ -130,18 +130,18 @@ def has_gpu() -> bool:
 
 
 def caption_blocks_with_ray(
-    recipe: Recipe, blocks: Sequence[tuple[int, Sequence[Picture]]], *, workers: int | None = None
+    recipe: WorkerSettings, blocks: Sequence[tuple[int, Sequence[Picture]]], *, workers: int | None = None
 ) -> Iterator[tuple[int, list[Row]]]:
     """Rows of each block, as they come back from the cluster that `connect` found.
 
     Args:
-        workers: actors, each with a model: one a GPU, or as many as there are CPUs for, unless told.
+        workers: actors, each with a model: one a GPU, or as many as there are CPUs for, by default.
     """
     import ray
 
     on_gpu = recipe.device == "cuda"
-    there = ray.cluster_resources()
-    fits = int(there.get("GPU", 0)) if on_gpu else int(there.get("CPU", 1)) // recipe.threads
+    resources = ray.cluster_resources()
+    fits = int(resources.get("GPU", 0)) if on_gpu else int(resources.get("CPU", 1)) // recipe.threads
     workers = max(1, min(workers or fits, len(blocks)))
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False  # there is one of our own

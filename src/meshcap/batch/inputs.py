@@ -42,8 +42,8 @@ class Picture(NamedTuple):
         """The same for two ways of writing the same place."""
         return os.path.abspath(self.path) if self.tar is None else f"{os.path.abspath(self.tar)}:{self.member}"
 
-    def below(self, folder: Path, suffix: str = "") -> Path:
-        """Its place in a folder of results: the path as it was written, so that no two pictures meet."""
+    def path_in(self, folder: Path, suffix: str = "") -> Path:
+        """Its path in a folder of results: the path as it was written, so that no two pictures collide."""
         path = self.path if self.tar is None else os.path.join(os.path.splitext(self.tar)[0], self.member)
         path = os.path.normpath(path)
         if path.startswith(".."):
@@ -91,7 +91,7 @@ def list_pictures(
     Args:
         inputs: pictures, folders, patterns (`**`, `{0..9}`), tar shards, and lists of paths (CSV, TSV, Parquet, or
             one a line in a .txt), whose relative paths start from the list's own folder.
-        column: of lists: the one with the paths; `path`, `image`, `file_name` and the like unless told.
+        column: of lists: the one with the paths; `path`, `image`, `file_name` and the like by default.
         share: only the pictures of this job.
         copies: a folder that is left out: copies of these very pictures will be in it.
 

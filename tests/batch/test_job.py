@@ -5,10 +5,9 @@ from pathlib import Path
 import pytest
 
 from meshcap import MeshcapError
-from meshcap.batch.deliver import Delivery
-from meshcap.batch.job import run
-from meshcap.batch.parts import Parts, restart
-from meshcap.batch.pictures import Picture
+from meshcap.batch.inputs import Picture
+from meshcap.batch.job import Job, forget, run
+from meshcap.batch.output import Delivery
 from meshcap.errors import FailedError
 
 PICTURES = [Picture(f"{number}.jpg") for number in range(10)]
@@ -18,8 +17,8 @@ def rows(pictures) -> list[dict]:
     return [{"path": picture.path, "caption": picture.path[0]} for picture in pictures]
 
 
-def parts(folder: Path, pictures=PICTURES, block: int = 4, **options) -> Parts:
-    return Parts(folder, pictures, options, block=block)
+def parts(folder: Path, pictures=PICTURES, block: int = 4, **options) -> Job:
+    return Job(folder, pictures, options, block=block)
 
 
 def test_blocks_come_in_any_order_and_are_read_in_theirs(tmp_path: Path) -> None:
@@ -60,7 +59,7 @@ def test_one_at_a_time(tmp_path: Path) -> None:
         with pytest.raises(MeshcapError, match="in use: another meshcap"), parts(tmp_path / "job"):
             pass
         with pytest.raises(MeshcapError, match="in use: another meshcap"):
-            restart(tmp_path / "job")
+            forget(tmp_path / "job")
     with parts(tmp_path / "job"):
         pass
 
@@ -69,8 +68,8 @@ def test_other_jobs_are_refused(tmp_path: Path) -> None:
     with parts(tmp_path / "job", beams=5) as job:
         job.write(0, rows(PICTURES[:4]))
     for other, told in (
-        (parts(tmp_path / "job", PICTURES[:9], beams=5), "begun with 10 pictures, and these 9 are others"),
-        (parts(tmp_path / "job", PICTURES[::-1], beams=5), "begun with 10 pictures"),
+        (parts(tmp_path / "job", PICTURES[:9], beams=5), "started with 10 pictures, and these 9 are others"),
+        (parts(tmp_path / "job", PICTURES[::-1], beams=5), "started with 10 pictures"),
         (parts(tmp_path / "job", beams=3), "beams was 5 and is 3"),
         (parts(tmp_path / "job", beams=5, block=8), "block was 4 and is 8"),
     ):
@@ -79,14 +78,14 @@ def test_other_jobs_are_refused(tmp_path: Path) -> None:
     (tmp_path / "job" / "job.json").write_text("{}")
     with pytest.raises(MeshcapError, match="--restart"), parts(tmp_path / "job", beams=5):
         pass
-    restart(tmp_path / "job")
+    forget(tmp_path / "job")
     with parts(tmp_path / "job", beams=3) as job:
         assert job.to_do() == [0, 1, 2]
 
 
 def test_restart_leaves_other_folders_alone(tmp_path: Path) -> None:
     (tmp_path / "0001").mkdir()
-    restart(tmp_path)
+    forget(tmp_path)
     assert (tmp_path / "0001").exists()
 
 

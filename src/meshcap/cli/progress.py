@@ -1,4 +1,4 @@
-"""How far a job is, how fast it goes and when it will be done: a bar for people, a line now and then for logs."""
+"""Progress of long work: a bar in a terminal, a line now and then in a log."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ EVERY = 30  # seconds between lines
 
 @contextmanager
 def progress(total: int, done: int, every: float = EVERY) -> Iterator[Callable[[int, int], None]]:
-    """A function to tell of pictures just done, and how many of them are broken; all of it goes to stderr."""
+    """A function to call with the number of pictures just done and how many of them failed; it writes to stderr."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     console = Console(stderr=True)
     clock = Clock(total, done)
-    broken = 0
+    failed = 0
     if not console.is_terminal:
         last = time.monotonic()
 
-        def tell(count: int, bad: int) -> None:
-            nonlocal last, broken
-            broken += bad
+        def report(count: int, bad: int) -> None:
+            nonlocal last, failed
+            failed += bad
             clock.add(count)
             if time.monotonic() - last >= every:
                 last = time.monotonic()
-                print(f"{clock.done:,} of {total:,} pictures, {clock}{_broken(broken)}", file=sys.stderr, flush=True)
+                print(f"{clock.done:,} of {total:,} pictures, {clock}{_failed(failed)}", file=sys.stderr, flush=True)
 
-        yield tell
+        yield report
         if clock.done > done:
             print(clock.summary(), file=sys.stderr, flush=True)
         return
@@ -40,10 +40,10 @@ def progress(total: int, done: int, every: float = EVERY) -> Iterator[Callable[[
         task = bar.add_task("starting", total=total, completed=done)
 
         def show(count: int, bad: int) -> None:
-            nonlocal broken
-            broken += bad
+            nonlocal failed
+            failed += bad
             clock.add(count)
-            bar.update(task, completed=clock.done, description=f"{clock}{_broken(broken)}")
+            bar.update(task, completed=clock.done, description=f"{clock}{_failed(failed)}")
 
         yield show
     if clock.done > done:
@@ -66,15 +66,15 @@ class Clock:
 
     def summary(self) -> str:
         count, seconds = self.done - self.before, self.now() - self.start
-        return f"{count:,} pictures in {told(round(seconds))}, {self.rate:,.1f}/s"
+        return f"{count:,} pictures in {duration(round(seconds))}, {self.rate:,.1f}/s"
 
     def __str__(self) -> str:
         if not self.rate:
             return "starting"
-        return f"{self.rate:,.1f}/s, {told(round((self.total - self.done) / self.rate))} left"
+        return f"{self.rate:,.1f}/s, {duration(round((self.total - self.done) / self.rate))} left"
 
 
-def told(seconds: int) -> str:
+def duration(seconds: int) -> str:
     """The two largest units: 3 d 4 h."""
     units = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
     for (name, size), (smaller, less) in pairwise(units):
@@ -83,5 +83,5 @@ def told(seconds: int) -> str:
     return f"{seconds} s"
 
 
-def _broken(count: int) -> str:
-    return f", {count:,} broken" if count else ""
+def _failed(count: int) -> str:
+    return f", {count:,} failed" if count else ""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshcap.batch.progress import Clock, progress, told
+from meshcap.cli.progress import Clock, duration, progress
 
 
 def test_rate_and_time_left() -> None:
@@ -22,7 +22,7 @@ def test_rate_and_time_left() -> None:
     ("seconds", "text"), [(0, "0 s"), (59, "59 s"), (60, "1 min 0 s"), (3725, "1 h 2 min"), (100_000, "1 d 3 h")]
 )
 def test_times(seconds: int, text: str) -> None:
-    assert told(seconds) == text
+    assert duration(seconds) == text
 
 
 def test_lines_in_a_log(capsys: pytest.CaptureFixture[str]) -> None:
@@ -33,7 +33,7 @@ def test_lines_in_a_log(capsys: pytest.CaptureFixture[str]) -> None:
     lines = err.splitlines()
     assert out == "" and len(lines) == 3
     assert lines[0].startswith("1,000 of 2,000 pictures, ") and lines[0].endswith(" left") and "/s" in lines[0]
-    assert lines[1].startswith("2,000 of 2,000 pictures, ") and lines[1].endswith(", 3 broken")
+    assert lines[1].startswith("2,000 of 2,000 pictures, ") and lines[1].endswith(", 3 failed")
     assert lines[2].startswith("1,900 pictures in ")
 
 

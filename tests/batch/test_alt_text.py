@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshcap import MeshcapError
-from meshcap.batch.pages import fill, filled, find_images, local_file, pictures_of, read_page
+from meshcap.batch.alt_text import fill, filled, find_images, local_file, pictures_of, read_page
 
 CAPTIONS = {os.path.abspath("site/a.jpg"): 'A "cat" & <dog>', os.path.abspath("site/b c.jpg"): "Zürich"}
 A = "A &quot;cat&quot; &amp; &lt;dog&gt;"
@@ -81,12 +81,12 @@ def test_a_job_remembers_what_pages_wanted(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     page.write_text('<img src="a.jpg"><img src="a.jpg"><img src="b.jpg">', encoding="utf-8")
     remember = tmp_path / "job" / "pages.json"
-    found = pictures_of([str(page)], overwrite=False, remember=remember)
+    found = pictures_of([str(page)], overwrite=False, saved_list=remember)
     assert [picture.path for picture in found] == [str(tmp_path / "a.jpg"), str(tmp_path / "b.jpg")]
     page.write_text('<img alt="done" src="a.jpg"><img src="b.jpg">', encoding="utf-8")
-    assert pictures_of([str(page)], overwrite=False, remember=remember) == found
+    assert pictures_of([str(page)], overwrite=False, saved_list=remember) == found
     remember.unlink()
-    assert pictures_of([str(page)], overwrite=False, remember=remember) == found[1:]
+    assert pictures_of([str(page)], overwrite=False, saved_list=remember) == found[1:]
 
 
 def test_paths() -> None:

@@ -8,11 +8,10 @@ import pytest
 
 from batch.seeing import captioner, draw
 from meshcap import Captioner, MeshcapError
-from meshcap.batch.captions import Wishes, caption_blocks, caption_side_by_side, row_of
-from meshcap.batch.deliver import Delivery
-from meshcap.batch.job import run
-from meshcap.batch.parts import Parts
-from meshcap.batch.pictures import Picture, list_pictures
+from meshcap.batch.inputs import Picture, list_pictures
+from meshcap.batch.job import Job, run
+from meshcap.batch.local import BatchSettings, caption_blocks, caption_in_threads, row_of
+from meshcap.batch.output import Delivery
 
 OPTIONS = {"max_length": 9}
 
@@ -47,7 +46,7 @@ def threads() -> list[str]:
 
 @pytest.mark.parametrize(("batch", "block"), [(1, 1), (2, 4), (4, 4), (16, 16)])
 def test_rows_are_what_the_captioner_says(seeing: Captioner, pictures: list[Picture], batch: int, block: int) -> None:
-    found = dict(caption_blocks(seeing, blocks(pictures, block), Wishes(batch=batch), **OPTIONS))
+    found = dict(caption_blocks(seeing, blocks(pictures, block), BatchSettings(batch_size=batch), **OPTIONS))
     rows = [row for number in sorted(found) for row in found[number]]
     assert [row["path"] for row in rows] == [picture.path for picture in pictures]
     for picture, row in zip(pictures, rows, strict=True):
@@ -63,10 +62,10 @@ def test_rows_are_what_the_captioner_says(seeing: Captioner, pictures: list[Pict
 
 @pytest.mark.parametrize("lanes", [1, 2, 3])
 def test_lanes_say_the_same_to_the_last_digit(seeing: Captioner, pictures: list[Picture], lanes: int) -> None:
-    wishes = Wishes(batch=2, words=True)
-    expected = dict(caption_blocks(seeing, blocks(pictures, 2), wishes, **OPTIONS))
+    settings = BatchSettings(batch_size=2, log_probs=True)
+    expected = dict(caption_blocks(seeing, blocks(pictures, 2), settings, **OPTIONS))
     for todo in (blocks(pictures, 2), blocks(pictures, 2)[3:]):  # from the start, and after some were done
-        found = dict(caption_side_by_side(seeing, iter(todo), wishes, lanes=lanes, **OPTIONS))
+        found = dict(caption_in_threads(seeing, iter(todo), settings, lanes=lanes, **OPTIONS))
         assert found == {number: expected[number] for number, _ in todo}
     assert threads() == []
 
@@ -79,7 +78,7 @@ def test_lanes_end_when_nobody_listens(seeing: Captioner, pictures: list[Picture
             taken.append(number)
             yield number, pictures[:2]
 
-    rows = caption_side_by_side(seeing, endless(), Wishes(batch=2), lanes=2, **OPTIONS)
+    rows = caption_in_threads(seeing, endless(), BatchSettings(batch_size=2), lanes=2, **OPTIONS)
     next(rows)
     rows.close()
     assert threads() == [] and len(taken) < 100
@@ -92,9 +91,9 @@ def test_lanes_end_when_a_job_is_interrupted(seeing: Captioner, pictures: list[P
         raise KeyboardInterrupt
 
     def caption(todo):
-        return caption_side_by_side(seeing, todo, Wishes(batch=2), lanes=2, **OPTIONS)
+        return caption_in_threads(seeing, todo, BatchSettings(batch_size=2), lanes=2, **OPTIONS)
 
-    with Parts(tmp_path / "job", pictures, {}, block=2) as parts:
+    with Job(tmp_path / "job", pictures, {}, block=2) as parts:
         with pytest.raises(KeyboardInterrupt) as kept:  # and with it its traceback, where the generator is
             run(parts, caption, Delivery(), interrupt)
         assert threads() == [] and kept
@@ -103,17 +102,17 @@ def test_lanes_end_when_a_job_is_interrupted(seeing: Captioner, pictures: list[P
 
 def test_mistakes_in_a_lane_reach_the_caller(seeing: Captioner, pictures: list[Picture]) -> None:
     with pytest.raises(MeshcapError, match="max_length"):
-        list(caption_side_by_side(seeing, blocks(pictures, 2), Wishes(batch=2), lanes=2, max_length=1000))
+        list(caption_in_threads(seeing, blocks(pictures, 2), BatchSettings(batch_size=2), lanes=2, max_length=1000))
     assert threads() == []
 
 
 def test_withheld_captions_give_nothing_away(seeing: Captioner, pictures: list[Picture]) -> None:
     said = seeing.caption(pictures[0].path, n_best=3, **OPTIONS)
-    whole = row_of(pictures[0], said, Wishes(words=True))
+    whole = row_of(pictures[0], said, BatchSettings(log_probs=True))
     assert whole["words"] == said.words and len(whole["log_probs"]) == len(said.log_probs)
     assert [one["caption"] for one in whole["alternatives"]] == [one.text for one in said.alternatives]
-    row = row_of(pictures[0], said, Wishes(words=True, min_confidence=said.confidence + 1e-3))
+    row = row_of(pictures[0], said, BatchSettings(log_probs=True, min_confidence=said.confidence + 1e-3))
     assert row == {"path": pictures[0].path, "caption": None, "confidence": pytest.approx(said.confidence, abs=1e-6)}
     least = sorted(one.confidence for one in (said, *said.alternatives))[1]
-    some = row_of(pictures[0], said, Wishes(min_confidence=min(least, said.confidence)))
+    some = row_of(pictures[0], said, BatchSettings(min_confidence=min(least, said.confidence)))
     assert some["caption"] and all(one["confidence"] >= least - 1e-6 for one in some.get("alternatives", []))

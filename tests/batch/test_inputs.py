@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshcap import MeshcapError
-from meshcap.batch.pictures import Picture, Share, list_pictures
+from meshcap.batch.inputs import Picture, Share, list_pictures
 
 
 @pytest.fixture
@@ -150,10 +150,10 @@ def test_shares_that_are_none(text: str) -> None:
 @given(st.lists(st.sampled_from(["..", ".", "a", "b.jpg", ""]), min_size=1, max_size=6).map("/".join))
 def test_results_stay_inside_their_folder(name: str) -> None:
     for picture in (Picture(f"{name}/x.jpg"), Picture(f"s.tar:{name}/x.jpg", "s.tar")):
-        place = os.path.normpath(picture.below(Path("/out")))
+        place = os.path.normpath(picture.path_in(Path("/out")))
         assert place.startswith("/out/") and place.endswith("x.jpg")
 
 
 def test_results_of_two_pictures_never_meet() -> None:
     pictures = [Picture("a/x.jpg"), Picture("b/x.jpg"), Picture("s.tar:a/x.jpg", "s.tar"), Picture("/a/b/x.jpg")]
-    assert len({picture.below(Path("out")) for picture in pictures}) == 4
+    assert len({picture.path_in(Path("out")) for picture in pictures}) == 4

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from meshcap.batch.parts import Row
-from meshcap.batch.pictures import Picture
+from meshcap.batch.inputs import Picture
+from meshcap.batch.output import Row
 from meshcap.captioner import Caption, Captioner
 from meshcap.errors import MeshcapError
 from meshcap.stream import stream
@@ -23,12 +23,12 @@ READERS = 4  # threads that fetch members of shards; decoding is the stream's ow
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """What rows are to hold, and how they are made."""
+class BatchSettings:
+    """How pictures are read and captioned, and what rows hold."""
 
-    batch: int = 16
+    batch_size: int = 16
     readers: int | None = None  # threads that read pictures, of each lane
-    words: bool = False  # with the log-probability of each
+    log_probs: bool = False  # words with the log-probability of each
     min_confidence: float | None = None  # below it, a picture has no caption
 
 
@@ -42,8 +42,14 @@ class Unreadable:
         raise self.error
 
 
-def caption_side_by_side(
-    captioner: Captioner, blocks: Iterable[Block], wishes: Wishes, *, lanes: int, threads: int = 1, **options: Any
+def caption_in_threads(
+    captioner: Captioner,
+    blocks: Iterable[Block],
+    settings: BatchSettings,
+    *,
+    lanes: int,
+    threads: int = 1,
+    **options: Any,
 ) -> Iterator[tuple[int, list[Row]]]:
     """Rows of each block, in the order in which they get done, by several lanes that share the model.
 
@@ -64,9 +70,9 @@ def caption_side_by_side(
     def lane() -> None:
         torch.set_num_threads(threads)  # of this Python thread
         try:
-            for one in caption_blocks(captioner, take(), wishes, stop=stop, **options):
+            for one in caption_blocks(captioner, take(), settings, stop=stop, **options):
                 done.put(one)
-        except BaseException as error:  # told to whoever waits for rows
+        except BaseException as error:  # raised again by the caller's thread
             done.put(error)
         finally:
             done.put(None)
@@ -86,7 +92,7 @@ def caption_side_by_side(
                 yield one
     finally:
         stop.set()
-        while any(thread.is_alive() for thread in running):  # and may want to put something down
+        while any(thread.is_alive() for thread in running):  # a lane may be waiting to put something
             try:
                 done.get(timeout=0.05)
             except Empty:
@@ -94,7 +100,7 @@ def caption_side_by_side(
 
 
 def caption_blocks(
-    captioner: Captioner, blocks: Iterable[Block], wishes: Wishes, *, stop: Event | None = None, **options: Any
+    captioner: Captioner, blocks: Iterable[Block], settings: BatchSettings, *, stop: Event | None = None, **options: Any
 ) -> Iterator[tuple[int, list[Row]]]:
     """Rows of each block, in order. A picture that cannot be read has an `error` instead of a caption.
 
@@ -109,14 +115,14 @@ def caption_blocks(
             waiting.append(block)
             yield from block[1]
 
-    sources = _sources(pictures(), 2 * wishes.batch)
-    captions = stream(captioner, sources, batch=wishes.batch, workers=wishes.readers, **options)
+    sources = _sources(pictures(), 2 * settings.batch_size)
+    captions = stream(captioner, sources, batch=settings.batch_size, workers=settings.readers, **options)
     try:
-        for _, found in captions:
+        for _, result in captions:
             if stop is not None and stop.is_set():
                 return
             number, members = waiting[0]
-            rows.append(row_of(members[len(rows)], found, wishes))
+            rows.append(row_of(members[len(rows)], result, settings))
             if len(rows) == len(members):
                 waiting.popleft()
                 yield number, rows
@@ -126,20 +132,20 @@ def caption_blocks(
         sources.close()
 
 
-def row_of(picture: Picture, found: Caption | MeshcapError, wishes: Wishes) -> Row:
-    """What the table says of a picture. Of a withheld caption, nothing that gives it away."""
-    if isinstance(found, MeshcapError):
+def row_of(picture: Picture, result: Caption | MeshcapError, settings: BatchSettings) -> Row:
+    """A picture's row of the table. Of a withheld caption, only its confidence."""
+    if isinstance(result, MeshcapError):
         # Bytes have no name of their own; the row's reader wants one.
-        text = str(found)
+        text = str(result)
         return {"path": picture.path, "error": text.replace("the picture", picture.path, 1) if picture.tar else text}
-    least = wishes.min_confidence or 0.0
-    row: Row = {"path": picture.path, "caption": None, "confidence": round(found.confidence, 6)}
-    if found.confidence < least:
+    least = settings.min_confidence or 0.0
+    row: Row = {"path": picture.path, "caption": None, "confidence": round(result.confidence, 6)}
+    if result.confidence < least:
         return row
-    row["caption"] = found.text
-    if wishes.words:
-        row |= {"words": found.words, "log_probs": [round(one, 5) for one in found.log_probs]}
-    others = [one for one in found.alternatives if one.confidence >= least]
+    row["caption"] = result.text
+    if settings.log_probs:
+        row |= {"words": result.words, "log_probs": [round(one, 5) for one in result.log_probs]}
+    others = [one for one in result.alternatives if one.confidence >= least]
     if others:
         row["alternatives"] = [{"caption": one.text, "confidence": round(one.confidence, 6)} for one in others]
     return row

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from meshcap.batch.pictures import Picture
-from meshcap.batch.place import replace
+from meshcap.batch.inputs import Picture
+from meshcap.batch.output import replace
 from meshcap.errors import MeshcapError
 from meshcap.files import write_beside
 
@@ -33,7 +33,7 @@ class Image(NamedTuple):
 
 
 class Finder(HTMLParser):
-    """Collects the pictures of a page. Comments and scripts are none of its business."""
+    """Collects the pictures of a page. Comments and scripts are skipped."""
 
     def __init__(self, folder: str, text: str, overwrite: bool):
         super().__init__(convert_charrefs=True)
@@ -48,20 +48,26 @@ class Finder(HTMLParser):
         self.close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        told = dict(reversed(attrs))  # of two attributes of one name, the first counts
+        attributes = dict(reversed(attrs))  # of two attributes of one name, the first counts
         if tag == "base" and not self.base:
-            self.base = "".join((told.get("href") or "").rpartition("/")[:2])  # a/b.html and a/ are the same start
-        if tag != "img" or told.get("role") in ("presentation", "none") or told.get("aria-hidden") == "true":
+            self.base = "".join(
+                (attributes.get("href") or "").rpartition("/")[:2]
+            )  # a/b.html and a/ are the same start
+        if (
+            tag != "img"
+            or attributes.get("role") in ("presentation", "none")
+            or attributes.get("aria-hidden") == "true"
+        ):
             return
         folder = local_file(self.folder, self.base) if self.base else self.folder
-        path = None if folder is None else local_file(folder, told.get("src") or "")
-        if path is None or ("alt" in told and not (self.overwrite and (told["alt"] or "").strip())):
+        path = None if folder is None else local_file(folder, attributes.get("src") or "")
+        if path is None or ("alt" in attributes and not (self.overwrite and (attributes["alt"] or "").strip())):
             return
         line, column = self.getpos()
         tag_start = self.lines[line - 1] + column
         raw = self.get_starttag_text() or ""
         start = end = len("<img")
-        if "alt" in told:
+        if "alt" in attributes:
             # The name of the tag is the first match.
             found = next(one for one in list(ATTRIBUTE.finditer(raw, 1))[1:] if one[1].lower() == "alt")
             start, end = found.span()
@@ -96,26 +102,26 @@ def find_images(page: str, text: str, *, overwrite: bool) -> list[Image]:
     return Finder(os.path.dirname(page), text, overwrite).images
 
 
-def pictures_of(pages: Sequence[str], *, overwrite: bool, remember: Path) -> list[Picture]:
+def pictures_of(pages: Sequence[str], *, overwrite: bool, saved_list: Path) -> list[Picture]:
     """The pictures that pages want descriptions of.
 
     They are written down, and read from there when a job goes on: a page that was filled in already wants none, and
     the job must still be the same.
     """
     try:
-        told = json.loads(remember.read_text(encoding="utf-8", errors="surrogateescape"))
-        if told["pages"] == list(pages):
-            return [Picture(path) for path in told["pictures"]]
+        saved = json.loads(saved_list.read_text(encoding="utf-8", errors="surrogateescape"))
+        if saved["pages"] == list(pages):
+            return [Picture(path) for path in saved["pictures"]]
     except (OSError, ValueError, KeyError, TypeError):
         pass
     found = [image.path for page in pages for image in find_images(page, read_page(page), overwrite=overwrite)]
     paths = list(dict.fromkeys(found))
     text = json.dumps({"pages": list(pages), "pictures": paths}, ensure_ascii=False) + "\n"
     try:
-        remember.parent.mkdir(parents=True, exist_ok=True)
+        saved_list.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise MeshcapError(f"{remember.parent} cannot be written: {error.strerror or error}") from error
-    write_beside(remember, lambda part: part.write_text(text, encoding="utf-8", errors="surrogateescape"))
+        raise MeshcapError(f"{saved_list.parent} cannot be written: {error.strerror or error}") from error
+    write_beside(saved_list, lambda part: part.write_text(text, encoding="utf-8", errors="surrogateescape"))
     return [Picture(path) for path in paths]
 
 

@@ -1,0 +1,398 @@
+"""Descriptions inside picture files: EXIF, IPTC and XMP, in JPEG and PNG.
+
+Each editor takes the old metadata block (None: the file has none), the text, and whether an existing description may
+be replaced. It returns the new block, or None where nothing is to change. All other content stays byte for byte; what
+cannot be edited without losing something is refused with a MeshcapError.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Literal, NamedTuple
+from xml.etree import ElementTree
+from xml.sax.saxutils import escape
+
+from meshcap.errors import MeshcapError
+
+# EXIF, a small TIFF: old bytes stay in place, because maker notes hold absolute offsets; a new first directory is
+# appended.
+
+IMAGE_DESCRIPTION, ASCII = 0x010E, 2
+ENTRY = 12  # bytes: tag, kind, count, value or where it is
+
+
+def exif_with_description(old: bytes | None, text: str, overwrite: bool) -> bytes | None:
+    """EXIF (a small TIFF) with this description; None: it needs no change.
+
+    Raises:
+        MeshcapError: EXIF that cannot be understood.
+    """
+    value = text.encode("utf-8") + b"\0"
+    if old is None:
+        old = b"II*\0\x08\0\0\0" + bytes(2 + 4)  # a directory without entries
+    order: Literal["little", "big"] = "little" if old[:2] == b"II" else "big"
+    if old[:4] not in (b"II*\0", b"MM\0*"):
+        raise MeshcapError("its EXIF is damaged: write XMP instead")
+    start = int.from_bytes(old[4:8], order)
+    count = int.from_bytes(old[start : start + 2], order)
+    end = start + 2 + count * ENTRY
+    if start < 8 or end + 4 > len(old):
+        raise MeshcapError("its EXIF is damaged: write XMP instead")
+    entries = [old[place : place + ENTRY] for place in range(start + 2, end, ENTRY)]
+    rest = [entry for entry in entries if int.from_bytes(entry[:2], order) != IMAGE_DESCRIPTION]
+    existing = b"".join(_exif_value(old, entry, order) for entry in entries if entry not in rest)
+    if existing == value or (existing.strip(b"\0 \t\r\n") and not overwrite):
+        return None
+    body = old + b"\0" * (len(old) % 2)  # directories and values begin at even places
+
+    def entry_at(place: int) -> bytes:
+        where = value.ljust(4, b"\0") if len(value) <= 4 else place.to_bytes(4, order)
+        return IMAGE_DESCRIPTION.to_bytes(2, order) + ASCII.to_bytes(2, order) + len(value).to_bytes(4, order) + where
+
+    directory = len(body)
+    behind = directory + 2 + (len(rest) + 1) * ENTRY + 4
+    listed = sorted([*rest, entry_at(behind)], key=lambda entry: int.from_bytes(entry[:2], order))
+    return (
+        body[:4]
+        + directory.to_bytes(4, order)
+        + body[8:]
+        + len(listed).to_bytes(2, order)
+        + b"".join(listed)
+        + old[end : end + 4]  # where the thumbnail's directory is
+        + (value if len(value) > 4 else b"")
+    )
+
+
+def _exif_value(content: bytes, entry: bytes, order: Literal["little", "big"]) -> bytes:
+    count = int.from_bytes(entry[4:8], order)
+    if count <= 4:
+        return entry[8 : 8 + count]
+    place = int.from_bytes(entry[8:12], order)
+    return content[place : place + count]
+
+
+# IPTC: Caption/Abstract (2:120), inside Photoshop's resources
+
+NAA, DIGEST = 0x0404, 0x0425  # resources: the fields, and a checksum of them
+CHARSET, VERSION, CAPTION = (1, 90), (2, 0), (2, 120)
+UTF8 = b"\x1b%G"
+LONGEST_CAPTION = 2000  # bytes of a caption, by the standard
+IPTC_DAMAGED = "its IPTC is damaged: write EXIF or XMP instead"
+
+Field = tuple[tuple[int, int], bytes]  # record and number, value
+
+
+def iptc_with_caption(old: bytes | None, text: str, overwrite: bool) -> bytes | None:
+    """Photoshop's resources with this caption; None: they need no change.
+
+    Raises:
+        MeshcapError: resources that cannot be understood, or fields in another alphabet.
+    """
+    resources = list(_resources(old or b""))
+    fields = [field for number, _, data in resources if number == NAA for field in _fields(data)]
+    existing = b"".join(value for key, value in fields if key == CAPTION)
+    value = text.encode("utf-8")[:LONGEST_CAPTION].decode("utf-8", "ignore").encode("utf-8")  # no half letter
+    if existing == value or (existing.strip(b"\0 \t\r\n") and not overwrite):
+        return None
+    fields = [field for field in fields if field[0] != CAPTION]
+    if not text.isascii() or not fields:
+        # Fields share one alphabet: declaring it must not change what the others say.
+        if dict(fields).get(CHARSET) != UTF8 and any(not value.isascii() for _, value in fields):
+            raise MeshcapError("its IPTC is not in UTF-8, and the caption needs it: write EXIF or XMP instead")
+        fields = [field for field in fields if field[0] != CHARSET]
+        fields.append((CHARSET, UTF8))
+    if VERSION not in dict(fields):
+        fields.append((VERSION, b"\0\4"))
+    fields.append((CAPTION, value))
+    fields.sort(key=lambda field: field[0] if field[0][0] < 3 else (3, 0))  # later records stay in their order
+    data = b"".join(b"\x1c" + bytes(key) + _length(value) + value for key, value in fields)
+    kept = [(number, name, value) for number, name, value in resources if number not in (NAA, DIGEST)]
+    kept.append((NAA, b"\0\0", data))
+    if any(number == DIGEST for number, _, _ in resources):
+        kept.append((DIGEST, b"\0\0", hashlib.md5(data, usedforsecurity=False).digest()))
+    return b"".join(_resource(*one) for one in kept)
+
+
+def iptc_caption(resources: bytes) -> str:
+    """The caption inside the resources."""
+    fields = [field for number, _, data in _resources(resources) if number == NAA for field in _fields(data)]
+    return b"".join(value for key, value in fields if key == CAPTION).decode("utf-8", "replace")
+
+
+def _resources(content: bytes) -> Iterator[tuple[int, bytes, bytes]]:
+    """Number, name as it is written, and data of each."""
+    place = 0
+    while place < len(content):
+        if not any(content[place:]):  # padding
+            return
+        if content[place : place + 4] != b"8BIM" or place + 7 > len(content):
+            raise MeshcapError(IPTC_DAMAGED)
+        name = place + 6
+        size = name + (content[name] + 2) // 2 * 2  # a length, so many letters, and all of it even
+        start = size + 4
+        end = start + int.from_bytes(content[size:start], "big")
+        if end > len(content):
+            raise MeshcapError(IPTC_DAMAGED)
+        yield int.from_bytes(content[place + 4 : name], "big"), content[name:size], content[start:end]
+        place = end + (end - start) % 2
+
+
+def _resource(number: int, name: bytes, data: bytes) -> bytes:
+    return b"8BIM" + number.to_bytes(2, "big") + name + len(data).to_bytes(4, "big") + data + b"\0" * (len(data) % 2)
+
+
+def _fields(data: bytes) -> Iterator[Field]:
+    place = 0
+    while place < len(data):
+        if data[place] != 0x1C:
+            if not any(data[place:]):
+                return
+            raise MeshcapError(IPTC_DAMAGED)
+        length = int.from_bytes(data[place + 3 : place + 5], "big")
+        start = place + 5
+        if length & 0x8000:  # a length of several bytes
+            start += length & 0x7FFF
+            length = int.from_bytes(data[place + 5 : start], "big")
+        if start + length > len(data):
+            raise MeshcapError(IPTC_DAMAGED)
+        yield (data[place + 1], data[place + 2]), data[start : start + length]
+        place = start + length
+
+
+def _length(value: bytes) -> bytes:
+    return len(value).to_bytes(2, "big") if len(value) < 0x8000 else b"\x80\x04" + len(value).to_bytes(4, "big")
+
+
+# XMP: dc:description. Edited as text to keep the rest as written, then parsed again to check the result
+
+RDF, DC, XML = (
+    "http://www.w3.org/1999/02/22-rdf-syntax-ns#",
+    "http://purl.org/dc/elements/1.1/",
+    "http://www.w3.org/XML/1998/namespace",
+)
+PACKET = """<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>
+<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF xmlns:rdf="{rdf}">
+</rdf:RDF></x:xmpmeta>
+<?xpacket end="w"?>"""
+
+
+def xmp_with_description(old: bytes | None, text: str, overwrite: bool) -> bytes | None:
+    """A packet with this description; None: it needs no change.
+
+    Raises:
+        MeshcapError: a packet that cannot be edited without losing some of it.
+    """
+    text = "".join(one for one in text if one in "\t\n\r" or one >= " ")  # what XML cannot hold
+    try:
+        packet = PACKET.format(rdf=RDF) if old is None else old.decode("utf-8").rstrip("\0")
+        existing = xmp_description(packet)
+    except (UnicodeDecodeError, ElementTree.ParseError):
+        raise MeshcapError("its XMP is damaged or not UTF-8") from None
+    if existing == text or (existing.strip() and not overwrite):
+        return None
+    about = re.search(r"""\brdf:about\s*=\s*("[^"<]*"|'[^'<]*')""", packet)
+    element = (
+        f"<rdf:Description xmlns:rdf={_quoted(RDF)} rdf:about={about[1] if about else _quoted('')}"
+        f" xmlns:dc={_quoted(DC)}>"
+        f'<dc:description><rdf:Alt><rdf:li xml:lang="x-default">{escape(text)}</rdf:li></rdf:Alt></dc:description>'
+        "</rdf:Description>"
+    )
+    # Whoever wrote the packet may have named Dublin Core otherwise; almost nobody does.
+    without = re.sub(r"<dc:description\b[^>]*?(/>|>.*?</dc:description\s*>)", "", packet, flags=re.DOTALL)
+    new, count = re.subn(r"</(\w+):RDF\s*>", lambda end: element + "\n" + end[0], without)
+    if not count:  # <rdf:RDF …/>, which holds nothing
+        new, count = re.subn(r"<(rdf:RDF\b[^>]*?)/>", lambda one: f"<{one[1]}>{element}</rdf:RDF>", without)
+    try:
+        whole = count == 1 and xmp_description(new) == text and _other_elements(new) == _other_elements(packet)
+    except ElementTree.ParseError:
+        whole = False
+    if not whole:
+        raise MeshcapError("its XMP is written in a way that cannot be edited safely")
+    return new.encode("utf-8")
+
+
+def xmp_description(packet: str) -> str:
+    """The description in a packet: in its default language, else the first."""
+    root = _xmp_root(packet)
+    for one in root.iter(f"{{{RDF}}}Description"):  # a short way to write it, which is not edited
+        if short := one.get(f"{{{DC}}}description"):
+            return short
+    found = [li for one in root.iter(f"{{{DC}}}description") for li in one.iter(f"{{{RDF}}}li")]
+    found.sort(key=lambda li: li.get(f"{{{XML}}}lang") != "x-default")
+    return (found[0].text or "") if found else ""
+
+
+def _xmp_root(packet: str) -> ElementTree.Element:
+    if "<!DOCTYPE" in packet or "<!ENTITY" in packet:  # XMP has none; entities can be bombs
+        raise ElementTree.ParseError("a document type")
+    start, end = packet.find("<"), packet.rfind(">")
+    # Instructions around the packet may be several, which XML as a whole may not begin with.
+    body = re.sub(r"<\?.*?\?>", "", packet[start : end + 1], flags=re.DOTALL)
+    return ElementTree.fromstring(body.strip())
+
+
+def _other_elements(packet: str) -> list[tuple[str, str, tuple[tuple[str, str], ...]]]:
+    """Everything but the description: elements, their text and attributes."""
+    root = _xmp_root(packet)
+    for parent in root.iter():
+        for child in list(parent):
+            if child.tag == f"{{{DC}}}description":
+                parent.remove(child)
+    plain = ((one.tag, (one.text or "").strip(), tuple(sorted(one.attrib.items()))) for one in root.iter())
+    return [one for one in plain if one[0] != f"{{{RDF}}}Description" or len(one[2]) > 1]
+
+
+def _quoted(text: str) -> str:
+    return f'"{text}"'
+
+
+# PNG: one iTXt chunk is added or replaced
+
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+XMP_KEYWORD = b"XML:com.adobe.xmp\0"
+LARGEST_PACKET = 16_000_000  # bytes of a packet that is unpacked: more is no packet
+
+
+def png_with_description(content: bytes, text: str, *, overwrite: bool) -> bytes:
+    """The same file with a description. An existing one stays, unless `overwrite`.
+
+    Raises:
+        MeshcapError: no PNG, or XMP that cannot be edited without losing some.
+    """
+    place, old, span = 0, None, None
+    for kind, start, end in _png_chunks(content):
+        data = content[start + 8 : end - 4]
+        if kind == b"IHDR":
+            place = end
+        elif kind == b"iTXt" and data.startswith(XMP_KEYWORD):
+            old, span = _png_packet(data), (start, end)
+            break
+    new = xmp_with_description(old, text, overwrite)
+    if new is None:
+        return content
+    data = b"iTXt" + XMP_KEYWORD + b"\0\0\0\0" + new  # not compressed, no language, no translated keyword
+    chunk = (len(data) - 4).to_bytes(4, "big") + data + zlib.crc32(data).to_bytes(4, "big")
+    start, end = span or (place, place)
+    return content[:start] + chunk + content[end:]
+
+
+def _png_chunks(content: bytes) -> Iterator[tuple[bytes, int, int]]:
+    if not content.startswith(PNG_SIGNATURE):
+        raise MeshcapError("it is no PNG")
+    place = len(PNG_SIGNATURE)
+    while place < len(content):
+        kind, end = content[place + 4 : place + 8], place + 12 + int.from_bytes(content[place : place + 4], "big")
+        if end > len(content):
+            raise MeshcapError("its PNG chunks are damaged")
+        yield kind, place, end
+        if kind == b"IEND":
+            return
+        place = end
+
+
+def _png_packet(data: bytes) -> bytes:
+    """The text of an iTXt chunk: keyword, compressed?, method, language, keyword in that language, text."""
+    compressed = data[len(XMP_KEYWORD)]
+    _, _, packet = data[len(XMP_KEYWORD) + 2 :].partition(b"\0")
+    _, _, packet = packet.partition(b"\0")
+    if not compressed:
+        return packet
+    unpack = zlib.decompressobj()
+    try:
+        packet = unpack.decompress(packet, LARGEST_PACKET)
+    except zlib.error:
+        raise MeshcapError("its XMP is damaged") from None
+    if not unpack.eof:
+        raise MeshcapError("its XMP is damaged or too large")
+    return packet
+
+
+# JPEG: one header segment is added or replaced
+
+EXIF, XMP, PHOTOSHOP = b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0", b"Photoshop 3.0\0"
+APP0, APP1, APP2, APP13, SOS = 0xE0, 0xE1, 0xE2, 0xED, 0xDA
+MPF = b"MPF\0"  # of APP2: where further pictures begin, counted from here
+WITHOUT_LENGTH = (0x01, *range(0xD0, 0xD9))  # TEM, RST0-7, SOI
+LARGEST_SEGMENT = 65_533  # bytes of a segment: its length has two bytes and counts them
+
+# Old content (without its label, None: there was none) and text to new content; None: leave it as it is.
+Edit = Callable[[bytes | None, str, bool], bytes | None]
+# Which segment holds it, what it begins with, and how it is edited.
+JPEG_EDITS: dict[str, tuple[int, bytes, Edit]] = {
+    "exif": (APP1, EXIF, exif_with_description),
+    "xmp": (APP1, XMP, xmp_with_description),
+    "iptc": (APP13, PHOTOSHOP, iptc_with_caption),
+}
+
+
+class Segment(NamedTuple):
+    """A piece of the header."""
+
+    marker: int
+    start: int  # of its first 0xFF
+    end: int
+    payload: bytes
+
+
+def jpeg_with_description(content: bytes, text: str, kind: str, *, overwrite: bool) -> bytes:
+    """The same file with a description: `kind` is exif, xmp or iptc. An existing one stays, unless `overwrite`.
+
+    Raises:
+        MeshcapError: no JPEG, or metadata that cannot be edited without losing some.
+    """
+    marker, label, edit = JPEG_EDITS[kind]
+    segments = list(jpeg_segments(content))
+    old = [one for one in segments if one.marker == marker and one.payload.startswith(label)]
+    if len(old) > 1 and kind == "iptc":
+        raise MeshcapError("its IPTC is split over several segments: write EXIF or XMP instead")
+    payload = edit(old[0].payload[len(label) :] if old else None, text, overwrite)
+    if payload is None:
+        return content
+    if len(label) + len(payload) > LARGEST_SEGMENT:
+        raise MeshcapError(f"its {kind.upper()} would take {len(payload):,} bytes, and a JPEG segment has no room")
+    segment = bytes((0xFF, marker)) + (len(label) + len(payload) + 2).to_bytes(2, "big") + label + payload
+    if old:
+        start, end = old[0].start, old[0].end
+    else:
+        # Readers look for EXIF first of all, where JFIF's own segment is not before it; XMP and IPTC follow.
+        before = (EXIF, XMP) if kind != "exif" else ()
+        first = [
+            one for one in segments if one.marker == APP0 or (one.marker == APP1 and one.payload.startswith(before))
+        ]
+        start = end = max((one.end for one in first), default=2)
+    if any(one.marker == APP2 and one.payload.startswith(MPF) and one.end <= start for one in segments):
+        raise MeshcapError("it holds several pictures, whose places would no longer be right")
+    return content[:start] + segment + content[end:]
+
+
+def jpeg_segments(content: bytes) -> Iterator[Segment]:
+    """The segments before the first scan.
+
+    Raises:
+        MeshcapError: no JPEG, or one that ends in its header.
+    """
+    if content[:2] != b"\xff\xd8":
+        raise MeshcapError("it is no JPEG")
+    place = 2
+    while place + 4 <= len(content):
+        start = place
+        if content[place] != 0xFF:
+            break
+        while content[place + 1 : place + 2] == b"\xff":  # as many as one likes may come before a marker
+            place += 1
+        marker = content[place + 1] if place + 1 < len(content) else SOS
+        if marker == SOS:
+            return
+        if marker in WITHOUT_LENGTH:
+            place += 2
+            continue
+        length = int.from_bytes(content[place + 2 : place + 4], "big")
+        end = place + 2 + length
+        if length < 2 or end > len(content):
+            break
+        yield Segment(marker, start, end, content[place + 4 : end])
+        place = end
+    raise MeshcapError("its JPEG header is damaged")

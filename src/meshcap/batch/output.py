@@ -1,0 +1,237 @@
+"""Where captions go: a table (JSONL, CSV, Parquet), a text beside each picture, a description inside it or a copy.
+
+Writing twice is the same as writing once: a block that was killed half-way is delivered again.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from meshcap.batch import metadata
+from meshcap.batch.inputs import Picture, need_pyarrow
+from meshcap.errors import MeshcapError
+from meshcap.files import write_beside
+
+Row = dict[str, Any]
+SUFFIXES = (".jsonl", ".csv", ".parquet")
+GROUP = 65_536  # rows of a Parquet row group
+THREADS = 4
+KINDS = ("exif", "xmp", "iptc")
+
+
+def check_table(path: Path) -> None:
+    """Refuse now what could not be written hours later."""
+    if path.suffix == ".parquet":
+        need_pyarrow(path)
+
+
+def write_table(path: Path, rows: Iterable[Row], *, words: bool, alternatives: bool) -> None:
+    """All rows with a caption, in order; whole or not at all.
+
+    Raises:
+        MeshcapError: a suffix that is not known, no pyarrow for Parquet, or a system that refuses.
+    """
+    if path.suffix == ".jsonl":
+        write = _jsonl
+    elif path.suffix == ".csv":
+        write = _csv
+    elif path.suffix == ".parquet":
+        write = _parquet
+    else:
+        raise MeshcapError(f"{path} ends in {path.suffix!r}, expected one of {', '.join(SUFFIXES)}")
+    columns = ["path", "caption", "confidence", *(["words", "log_probs"] if words else [])]
+    columns += ["alternatives"] if alternatives else []
+    write_beside(path, lambda part: write(part, _captioned(rows), columns))
+
+
+def write_errors(path: Path, rows: Iterable[Row]) -> None:
+    """The pictures with an error, and what it is. Without any there is no such file."""
+    errors = [{"path": row["path"], "error": row["error"]} for row in rows if "error" in row]
+    if errors:
+        write_beside(path, lambda part: part.write_text(json_lines(errors), encoding="utf-8", errors="surrogateescape"))
+    else:
+        path.unlink(missing_ok=True)
+
+
+def errors_path(table: Path) -> Path:
+    return table.with_name(f"{table.stem}.errors.jsonl")
+
+
+def _captioned(rows: Iterable[Row]) -> Iterator[Row]:
+    for row in rows:
+        if "caption" in row:
+            yield {name: value for name, value in row.items() if name != "error"}
+
+
+def _jsonl(part: Path, rows: Iterator[Row], columns: list[str]) -> None:
+    with open(part, "w", encoding="utf-8", errors="surrogateescape") as file:
+        for row in rows:
+            file.write(json_lines([row]))
+
+
+def _csv(part: Path, rows: Iterator[Row], columns: list[str]) -> None:
+    with open(part, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        for row in rows:
+            writer.writerow([_cell(row.get(name)) for name in columns])
+
+
+def _cell(value: Any) -> Any:
+    """Lists as JSON: CSV has none of its own."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, list) else value
+
+
+def _parquet(part: Path, rows: Iterator[Row], columns: list[str]) -> None:
+    parquet = need_pyarrow(part)
+    import pyarrow as arrow
+
+    kinds = {
+        "path": arrow.string(),
+        "caption": arrow.string(),
+        "confidence": arrow.float32(),
+        "words": arrow.list_(arrow.string()),
+        "log_probs": arrow.list_(arrow.float32()),
+        "alternatives": arrow.list_(arrow.struct({"caption": arrow.string(), "confidence": arrow.float32()})),
+    }
+    schema = arrow.schema([(name, kinds[name]) for name in columns])
+    with parquet.ParquetWriter(part, schema, compression="zstd") as writer:
+        while group := list(islice(rows, GROUP)):
+            for row in group:  # Parquet's text is UTF-8, and a path need not be
+                row["path"] = row["path"].encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+            writer.write_table(arrow.Table.from_pylist(group, schema=schema))
+
+
+def json_lines(rows: Iterable[Row]) -> str:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """What is written for each picture, and where."""
+
+    sidecar: bool = False  # PICTURE.txt
+    kinds: tuple[str, ...] = ()  # of descriptions inside pictures: exif, xmp, iptc
+    folder: Path | None = None  # for texts and copies; None: beside the picture, and inside itself
+    overwrite: bool = False  # texts and descriptions that are there
+    shared: set[Path] = field(default_factory=set)  # paths of texts that several pictures would share
+
+    def check(self, pictures: Sequence[Picture]) -> None:
+        """Refuse now what could not be written later, and note which pictures share a text: a.jpg and a.png."""
+        if self.sidecar:
+            paths = Counter(self._path(picture).with_suffix(".txt") for picture in pictures)
+            self.shared.update(path for path, count in paths.items() if count > 1)
+        if not (self.sidecar or self.kinds) or self.folder is not None:
+            return
+        inside = next((picture for picture in pictures if picture.tar is not None), None)
+        if inside is not None:
+            raise MeshcapError(f"{inside.path} is inside a shard, which is not changed: give --out FOLDER")
+
+    def __call__(self, pictures: Sequence[Picture], rows: Sequence[Row]) -> None:
+        """Write what belongs to these pictures; what cannot be written becomes the `error` of its row."""
+        if not (self.sidecar or self.kinds):
+            return
+        with ThreadPoolExecutor(THREADS) as pool:
+            for row, error in zip(rows, pool.map(self._deliver, pictures, rows), strict=True):
+                if error is not None:
+                    row["error"] = error
+
+    def _deliver(self, picture: Picture, row: Row) -> str | None:
+        if not row.get("caption"):
+            return None
+        problems = []
+        writers: list[Callable[[Picture, str], None]] = [self._sidecar] if self.sidecar else []
+        writers += [self._embed] if self.kinds else []
+        for write in writers:
+            try:
+                write(picture, row["caption"])
+            except MeshcapError as error:
+                problems.append(str(error))
+        return "; ".join(problems) or None
+
+    def _path(self, picture: Picture, suffix: str = "") -> Path:
+        return Path(picture.path + suffix) if self.folder is None else picture.path_in(self.folder, suffix)
+
+    def _sidecar(self, picture: Picture, text: str) -> None:
+        """a.txt for a.jpg, as trainers of other models expect; a.jpg.txt where a.png is beside it."""
+        path = self._path(picture).with_suffix(".txt")
+        if path in self.shared:
+            path = self._path(picture, ".txt")
+        content = f"{text}\n".encode()
+        try:
+            existing = path.read_bytes() if path.is_file() else None
+        except OSError as error:
+            raise MeshcapError(f"{path} cannot be read: {error.strerror or error}") from error
+        if existing is not None and existing != content and not self.overwrite:  # a person may have written it
+            raise MeshcapError(f"{path} is there and says something else: --overwrite replaces it")
+        if existing != content:
+            replace(path, content)
+
+    def _embed(self, picture: Picture, text: str) -> None:
+        source = picture.source()
+        try:
+            old = Path(picture.path).read_bytes() if source is None else source.read()
+        except OSError as error:
+            raise MeshcapError(f"{picture.path} cannot be read: {error.strerror or error}") from error
+        new, problems = old, []
+        for kind in self.kinds:
+            try:
+                if new.startswith(b"\xff\xd8"):
+                    new = metadata.jpeg_with_description(new, text, kind, overwrite=self.overwrite)
+                elif kind == "xmp" and new.startswith(metadata.PNG_SIGNATURE):
+                    new = metadata.png_with_description(new, text, overwrite=self.overwrite)
+                elif kind == "xmp":
+                    self._xmp_file(picture, text)
+                else:
+                    raise MeshcapError(f"only JPEG takes {kind.upper()} here: use --write-xmp")
+            except MeshcapError as error:
+                problems.append(f"{picture.path} has no description: {error}")
+        if self.folder is not None:
+            replace(self._path(picture), new)
+        elif new != old:
+            replace(Path(os.path.realpath(picture.path)), new)  # a link stays a link
+        if problems:
+            raise MeshcapError("; ".join(problems))
+
+    def _xmp_file(self, picture: Picture, text: str) -> None:
+        """a.webp.xmp beside a.webp, for formats that are not edited."""
+        path = self._path(picture, ".xmp")
+        try:
+            packet = metadata.xmp_with_description(path.read_bytes() if path.exists() else None, text, self.overwrite)
+        except OSError as error:
+            raise MeshcapError(f"{path} cannot be read: {error.strerror or error}") from error
+        if packet is not None:
+            replace(path, packet)
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Write a file beside and rename it. Folders are made where they lack.
+
+    Raises:
+        MeshcapError: the system refuses.
+    """
+    part = path.with_name(f".{path.name}.meshcap.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(part, "wb") as file:
+                if path.exists():
+                    shutil.copymode(path, part)
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise MeshcapError(f"{path} cannot be written: {error.strerror or error}") from error
