@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # From COCO's pictures to a captioner trained by self-critical training, in one half hour of an H200: val CIDEr 118.1, 468 different
-# words. recipes/coco-words.sh goes on from here to the captioner in the package, which says twice as many.
+# words.
 #
 #   recipes/coco.sh dataset_coco.json train2017 OUT
 #

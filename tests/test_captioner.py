@@ -1,7 +1,6 @@
 """Captioner: pictures or regions in, sentences out."""
 
 import re
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,6 @@ from meshcap import Captioner, MeshcapError, Regions
 from meshcap.data.draw import draw_scene
 from meshcap.decoding import Beam, Greedy, Sample
 from meshcap.text import Vocabulary
-from meshcap.text.endings import BAD_ENDINGS
 from meshcap.vision import create_vision
 
 WORDS = ["<unk>", "<pad>", "<bos>", "<eos>", "a", "dog", "'s", "red", "ball", "of"]
@@ -58,35 +56,6 @@ def test_mention_and_avoid(speaker: Captioner) -> None:
     said = {word for caption in speaker.caption(regions, max_length=9) for word in caption.words}
     avoided = sorted(said)[0]
     assert all(avoided not in c.words for c in speaker.caption(regions, avoid=[avoided], max_length=9))
-
-
-def test_raised_words_do_not_stutter_in_english(speaker: Captioner) -> None:
-    def stutters(captioner: Captioner, **options: object) -> int:
-        drawn = captioner.caption(tiny.pictures(*[4] * 20), strategy=Sample(1, seed=1), max_length=9, **options)
-        return sum(first == second for caption in drawn for first, second in pairwise(caption.words))
-
-    raised = Captioner(tiny.build("m2", seed=10, word_bias=True), Vocabulary(WORDS))
-    assert stutters(raised) == 0
-    assert stutters(speaker) > 0  # as the public code does
-    assert stutters(Captioner(raised.model, Vocabulary(WORDS, tokenizer="char"))) > 0  # others may mean it
-    (caption,) = raised.caption(tiny.pictures(4), mention=["ball ball"], max_length=9)  # so may who asks for it
-    assert "ball ball" in " ".join(caption.words)
-
-
-def test_what_comes_to_no_end_is_told_until_it_repeats() -> None:
-    raised = Captioner(tiny.build("m2", seed=10, word_bias=True), Vocabulary(WORDS))
-    pictures = tiny.pictures(*[4] * 20)
-    drawn = raised.caption(pictures, strategy=Sample(1, seed=1), max_length=9)
-    endless = [told for told in drawn if not told.finished]
-    assert endless and any(len(told.words) < 9 for told in endless)
-    for told in endless:
-        content = [word for word in told.words if word not in BAD_ENDINGS]
-        assert len(content) == len(set(content)) and len(told.log_probs) == len(told.words)
-    for told in drawn:
-        if told.finished:
-            assert len(told.log_probs) == len(told.words) + 1
-    for told in raised.caption(pictures, mention=["ball"], max_length=9):
-        assert told.missing == 0 and "ball" in told.words
 
 
 def test_what_cannot_be_mentioned_is_counted(speaker: Captioner) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, overload
 
@@ -207,7 +206,6 @@ class Captioner:
             max_length=min(20, config.max_length) if max_length is None else max_length,
             min_length=min_length,
             no_repeat_ngram=no_repeat_ngram,
-            no_stutter=self.raised and not self._says_twice(mention),
             # An unknown word tells a reader nothing, and an imported model might say the others too.
             banned=(config.unk, config.pad, config.bos, *avoided),
             bad_endings=tuple(sorted(self.vocabulary.id(w) for w in BAD_ENDINGS if w in self.vocabulary))
@@ -231,18 +229,6 @@ class Captioner:
             graphs=self.graphs,
         )
         return list(self._captions(found, len(mention)))
-
-    @property
-    def raised(self) -> bool:
-        """Whether words of English were raised: they may follow themselves, or the wrong article, or come to no end."""
-        return self.model.config.word_bias and self.vocabulary.tokenizer == "ptb"
-
-    def _says_twice(self, mention: Sequence[str | Sequence[str]]) -> bool:
-        """Whether a phrase that must appear has a word twice in a row, as "bora bora" has."""
-        phrases = [phrase for one in mention for phrase in ([one] if isinstance(one, str) else one)]
-        return any(
-            first == second for phrase in phrases for first, second in pairwise(self._asked(phrase, "to mention"))
-        )
 
     def _requirements(
         self, mention: Sequence[str | Sequence[str]], avoided: Sequence[int], most: int
@@ -280,9 +266,7 @@ class Captioner:
 
         def one(picture: int, rank: int, alternatives: tuple[Caption, ...] = ()) -> Caption:
             length = lengths[picture][rank]
-            words, text = self.vocabulary.said(ids[picture][rank][:length], mend=self.raised, whole=required > 0)
-            if self.raised:
-                length = min(length, len(words) + finished[picture][rank])
+            words, text = self.vocabulary.said(ids[picture][rank][:length])
             said, likely = log_probs[picture][rank][:length], probability[picture][rank]
             return Caption(
                 text=text,

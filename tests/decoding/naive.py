@@ -37,8 +37,6 @@ def allowed(words: Sequence[int], word: int, rules: Rules, eos: int) -> bool:
         return word == eos
     if word == eos and (len(words) + 1 < rules.min_length or (words and words[-1] in rules.bad_endings)):
         return False
-    if rules.no_stutter and list(words[-1:]) == [word]:
-        return False
     return not repeats((*words, word), rules.no_repeat_ngram)
 
 

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 import tiny
 from meshcap.decoding import Greedy, Rules, Sample, decode
 from meshcap.decoding.strategies import keep_likeliest
-from meshcap.errors import MeshcapError
 
 PICTURES = tiny.pictures(3, 6, 2)
 RULES = Rules(max_length=6)
@@ -99,38 +98,3 @@ def test_keep_likeliest(seed: int, top_k: int, top_p: float) -> None:
         shares = torch.tensor([row[word] for word in order], dtype=torch.float64).softmax(0).tolist()
         stays = [word for place, word in enumerate(order) if sum(shares[:place]) < top_p]
         assert result == [row[word] if word in stays else float("-inf") for word in range(7)]
-
-
-def test_hinted_captions_are_drawn_with_the_hint_and_come_last(captioner) -> None:
-    size = captioner.config.vocab_size
-    hint = torch.zeros(3, size)
-    hint[0, 5] = hint[2, 6] = 50.0  # picture 1 gets none
-    found = decode(captioner, PICTURES, Sample(9, seed=3, hinted=4), RULES, n_best=9, hint=hint)
-    plain = decode(captioner, PICTURES, Sample(9, seed=3), RULES, n_best=9)
-    assert (found.ids[0, 5:] == 5).all() and (found.ids[2, 5:] == 6).all()
-    assert not (found.ids[0, :5] == 5).all()
-
-    def in_order(ids: torch.Tensor) -> list[list[int]]:
-        return sorted(ids.tolist())
-
-    # The seed draws the same noise for all: those without a hint are what they would have been.
-    for picture in range(3):
-        assert all(one in plain.ids[picture].tolist() for one in found.ids[picture, :5].tolist())
-    assert in_order(found.ids[1]) == in_order(plain.ids[1])
-    # What comes back are the model's own log-probabilities.
-    read = torch.cat((torch.full_like(found.ids[..., :1], captioner.config.bos), found.ids[..., :-1]), -1)
-    with torch.no_grad():
-        log_probs = captioner(PICTURES, read).gather(-1, found.ids[..., None])[..., 0]
-    said = torch.arange(found.ids.shape[-1]) < found.lengths[..., None]
-    torch.testing.assert_close(found.log_probs, log_probs.where(said, 0), atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(found.scores, found.log_probs.sum(-1), atol=1e-4, rtol=1e-4)
-
-
-def test_a_hint_needs_somebody_to_take_it() -> None:
-    model = tiny.build("m2")
-    hint = torch.zeros(3, model.config.vocab_size)
-    for strategy, given_hint in ((Sample(4), hint), (Greedy(), hint), (Sample(4, hinted=1), None)):
-        with pytest.raises(MeshcapError, match="hint"):
-            decode(model, PICTURES, strategy, RULES, hint=given_hint)
-    with pytest.raises(MeshcapError, match="5 of 4"):
-        Sample(4, hinted=5)

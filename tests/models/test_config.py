@@ -28,7 +28,6 @@ from meshcap.models.pretrained import CaptionModel
         ({"dropout": None}, "dropout is None, expected a share from 0 to below 1"),
         ({"boxes": "false"}, "boxes is 'false', expected true or false"),
         ({"tied_words": 1}, "tied_words is 1, expected true or false"),
-        ({"word_bias": 0.5}, "word_bias is 0.5, expected true or false"),
         ({"max_length": 1}, "max_length is 1, expected a whole number of at least 2"),
         ({"eos": 2}, "special ids (0, 1, 2, 2) are not four different ids of a vocabulary of 100"),
         ({"eos": 100}, "special ids (0, 1, 2, 100) are not four different ids of a vocabulary of 100"),

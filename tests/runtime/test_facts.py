@@ -1,7 +1,6 @@
 """runtime.json: what is written is read, and nothing else is."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,15 +12,13 @@ from meshcap.runtime.facts import FACTS, Facts, Part
 PART = Part(name="keys", dtype="float32", shape=(2, "3*pictures", "places"), seen=False, changes=True, follows=False)
 WHOLE = Facts(
     model="m2", bits=32, vocab_size=10, max_length=9, unk=0, pad=1, bos=2, eos=3, size=12, geometry="crop",
-    through=8, state=(PART,), word_bias=True,
+    through=8, state=(PART,),
 )  # fmt: skip
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     (tmp_path / FACTS).write_text(WHOLE.to_json(), encoding="utf-8")
     assert Facts.read(tmp_path) == WHOLE
-    older = {name: value for name, value in json.loads(WHOLE.to_json()).items() if name != "word_bias"}
-    assert Facts.from_dict(older, "it") == replace(WHOLE, word_bias=False)
     assert PART.sizes(pictures=4, width=5, places=6) == (2, 12, 6)
 
 
@@ -34,7 +31,6 @@ def test_other_files_are_refused_in_one_line(tmp_path: Path) -> None:
         (json.dumps({**good, "version": 2}), "version 2"),
         (json.dumps({name: value for name, value in good.items() if name != "eos"}), "does not say eos"),
         (json.dumps({**good, "bos": "two"}), "bos 'two'"),
-        (json.dumps({**good, "word_bias": 1}), "word_bias 1, expected true or false"),
         (json.dumps({**good, "state": [{**part, "shape": [2, "elephants"]}]}), "elephants"),
         (json.dumps({**good, "state": [{**part, "dtype": "float8"}]}), "float8"),
         (json.dumps({**good, "state": [{"name": "keys"}]}), "cannot be read"),

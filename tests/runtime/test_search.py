@@ -49,7 +49,6 @@ WAYS = [
     (4, 1.0, {"min_length": 3, "max_length": 7}, 3),
     (6, 0.5, {"no_repeat_ngram": 1, "banned": (4, 7)}, 6),
     (3, 0.0, {"no_repeat_ngram": 2, "bad_endings": (5, 6, 8)}, 2),
-    (4, 0.0, {"no_stutter": True}, 4),
     (5, 0.0, {"end_in_time": True, "max_length": 4, "bad_endings": (4, 5, 6, 7, 8)}, 5),
     (12, 0.0, {"max_length": 2, "min_length": 2}, 12),  # more beams than words
 ]

@@ -19,8 +19,6 @@ from meshcap.training.trainer import Trainer
 XE, SCST = 8, 6
 # Whatever a run does at random is on: the order of pictures and captions, dropout, other views, the words drawn.
 RANDOM = {"dropout": 0.1, "augment": 0.3, "region_dropout": 0.2, "ema": 0.9, "captions": 2, "checkpoint_every": 3}
-# And what a step remembers of those before it.
-REMEMBERED = {"word_bonus": 5.0, "word_share": 1.0}
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +32,7 @@ def go_on(data: Path, run: Path) -> list[str]:
 
 
 def words(data: Path, out: Path, *more: object, **settings: object) -> list[str]:
-    return tiny_data.train_words(data, out, *more, xe=XE, scst=SCST, **{**RANDOM, **REMEMBERED, **settings})
+    return tiny_data.train_words(data, out, *more, xe=XE, scst=SCST, **{**RANDOM, **settings})
 
 
 @pytest.fixture(scope="module")

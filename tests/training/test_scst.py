@@ -128,13 +128,6 @@ def test_leave_one_out() -> None:
     assert advantages(torch.full((2, 4), 0.7)).abs().max() < 1e-6
 
 
-def test_hinted_captions_are_compared_with_the_others_and_never_unlearned() -> None:
-    rewards = torch.tensor([[0.2, 0.4, 0.9, 0.1], [1.0, 1.0, 0.5, 1.5]])
-    found = advantages(rewards, hinted=2)
-    torch.testing.assert_close(found[:, :2], advantages(rewards[:, :2]))
-    torch.testing.assert_close(found[:, 2:], torch.tensor([[0.6, 0.0], [0.0, 0.5]]))
-
-
 def said_share(model: CaptionModel, regions: Regions, word: int) -> float:
     found = decode(model, regions, Sample(200, seed=9), Rules(max_length=LENGTH), n_best=200)
     return float((found.ids == word).any(-1).float().mean())

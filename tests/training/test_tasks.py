@@ -15,7 +15,6 @@ import tiny
 from meshcap.data.dataset import Sample
 from meshcap.data.draw import draw_scene
 from meshcap.metrics.cider import cider_d
-from meshcap.metrics.reward_words import SeldomWords
 from meshcap.training.distributed import World
 from meshcap.training.eyes import Looking
 from meshcap.training.pixels import Pixels
@@ -301,82 +300,6 @@ def test_fewer_captions_may_be_mixed_in() -> None:
     assert one._told_by_people(BATCH, 4)[1] < all_three._told_by_people(BATCH, 4)[1]
 
 
-def with_bonus(parts: Parts, weight: float, **changes: object) -> SelfCritical:
-    references = [[VOCABULARY.encode(caption) for caption in captions] for captions in TOKENS]
-    seldom = SeldomWords(references, words=len(VOCABULARY), ignored=(0, 1, 2, 3), share=1.0)
-    settings = settings_of(xe_weight=0.0, word_bonus=weight, **changes)
-    return SelfCritical(parts, eyes(), reward(), table(), settings, World(CPU), compiled=False, seldom=seldom)
-
-
-def test_what_is_pushed_is_reward_and_bonus() -> None:
-    parts = parts_of()
-    plain, _ = gradients(parts, scst_task(parts, settings_of(xe_weight=0.0)))
-    task = with_bonus(parts, 2.0)
-    found, measured = gradients(parts, task)  # all words are said often enough yet
-    assert_same(found, plain)
-    assert measured["bonus"] == 0
-    task.seldom.used.mul_(0.3)
-    found, measured = gradients(parts, task)
-    assert measured["bonus"] > 0
-    assert any(not torch.allclose(found[name], plain[name], atol=1e-5) for name in plain)
-
-    # The same from a reward that has the bonus in it.
-    fresh = with_bonus(parts, 2.0)
-    fresh.seldom.used.mul_(0.3)
-    judge = reward()
-    worth = with_bonus(parts, 1.0).seldom
-    worth.used.mul_(0.3)
-    both = scst_task(parts, settings_of(xe_weight=0.0), judge=lambda ids, at: judge(ids, at) + 2.0 * worth(ids, at))
-    expected, _ = gradients(parts, both)
-    again, _ = gradients(parts, fresh)
-    assert_same(again, expected)
-
-
-def test_hinted_captions_push_where_they_are_better_and_are_no_part_of_the_baseline() -> None:
-    parts = parts_of()
-    task = with_bonus(parts, 2.0, hinted=2, hint=3.0)
-    task.seldom.used.mul_(0.3)
-    worth = task.seldom.worth
-    spoken, hints = [], []
-    speak = task.speaker.speak
-    task.speaker.speak = lambda regions, seed, hint: (
-        hints.append(hint) or spoken.append(speak(regions, seed, hint)) or spoken[-1]
-    )
-    found, measured = gradients(parts, task)
-    ids = spoken[0].ids
-    assert ids.shape[:2] == (6, 5)
-    pictures = torch.from_numpy(BATCH)
-    for row, picture in zip(hints[0], BATCH.tolist(), strict=True):
-        of_picture = {one for caption in TOKENS[picture] for one in VOCABULARY.encode(caption)} - {0, 1, 2, 3}
-        assert all(row[one] == pytest.approx(3.0 * worth[one].item()) for one in of_picture)
-        assert row.count_nonzero() <= len(of_picture)
-    fresh = with_bonus(parts, 2.0, hinted=2).seldom
-    fresh.used.mul_(0.3)
-    rewards = reward()(ids, pictures)
-    total = rewards + 2.0 * fresh(ids, pictures)
-    regions = eyes().view(pictures, training=False)
-    loss, words = torch.zeros(()), 0
-    parts.model.zero_grad()
-    better = 0
-    for picture in range(6):
-        for sample in range(5):
-            own = [one for one in ids[picture, sample].tolist() if one != VOCABULARY.pad]
-            log_probs = parts.model(regions[picture : picture + 1], torch.tensor([[VOCABULARY.bos, *own[:-1]]]))[0]
-            others = [total[picture, other].item() for other in range(3) if other != sample]
-            advantage = total[picture, sample].item() - sum(others) / len(others)
-            if sample >= 3:
-                advantage = max(0.0, advantage)
-                better += advantage > 0
-            loss = loss - advantage * sum(log_probs[place, word] for place, word in enumerate(own))
-            words += len(own)
-    (loss / words).backward()
-    assert better > 0
-    assert measured["better"] == pytest.approx(better / 12)
-    assert measured["loss"] == pytest.approx(loss.item() / words, abs=1e-5)
-    assert measured["reward"] == pytest.approx(rewards[:, :3].mean().item(), rel=1e-5)
-    assert_same(found, {n: w.grad for n, w in parts.model.named_parameters() if w.grad is not None})
-
-
 def test_what_is_drawn_may_be_shorter_than_what_is_read() -> None:
     parts = parts_of()
     task = scst_task(parts, settings_of(xe_weight=0.0, scst_length=3))
@@ -385,17 +308,3 @@ def test_what_is_drawn_may_be_shorter_than_what_is_read() -> None:
     task.speaker.speak = lambda *given: spoken.append(speak(*given)) or spoken[-1]
     gradients(parts, task)
     assert spoken[0].ids.shape[-1] == 3
-
-
-@pytest.mark.parametrize("accumulate", [1, 3])
-def test_what_was_said_is_remembered_of_all_parts(accumulate: int) -> None:
-    parts = parts_of()
-    task = with_bonus(parts, 1.0, accumulate=accumulate)
-    assert task.remembered["task.used_words"] is task.seldom.used
-    before, counted = task.seldom.used.clone(), []
-    count = task.seldom.count
-    task.seldom.count = lambda *given: counted.append(count(*given)) or counted[-1]
-    gradients(parts, task)
-    total = sum(counted)
-    assert len(counted) == accumulate and total[-1] == len(BATCH) * 3
-    torch.testing.assert_close(task.seldom.used, before.lerp(total[:-1] / total[-1], 0.01))

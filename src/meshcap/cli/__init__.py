@@ -32,7 +32,6 @@ COMMANDS: dict[str, str] = {
     "calibrate": "meshcap.cli.calibrate:calibrate",
     "blend": "meshcap.cli.blend:blend",
     "sizes": "meshcap.cli.sizes:sizes",
-    "words": "meshcap.cli.words:words",
     "data": "meshcap.cli.data:app",
     "import-reference": "meshcap.cli.import_reference:import_reference",
     "quantise": "meshcap.cli.quantise:quantise",

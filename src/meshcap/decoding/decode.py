@@ -13,7 +13,7 @@ from meshcap.decoding.hypotheses import Hypotheses
 from meshcap.decoding.protocol import Decodable, State
 from meshcap.decoding.rules import Rules
 from meshcap.decoding.search import Search
-from meshcap.decoding.strategies import Beam, Sample, Strategy
+from meshcap.decoding.strategies import Beam, Strategy
 from meshcap.errors import MeshcapError
 from meshcap.regions import Regions
 
@@ -49,15 +49,11 @@ class Run:
             self.model.reorder(self.state, choice.parents)
         self.search.take(choice)
 
-    def draw_with(self, strategy: Strategy, hint: Tensor | None) -> None:
-        """The seed and the hint of this search, where its strategy draws words."""
-        generator, room = getattr(self.picker, "generator", None), getattr(self.picker, "hint", None)
+    def seed(self, strategy: Strategy) -> None:
+        """Set the seed of this search, where its strategy draws words."""
+        generator = getattr(self.picker, "generator", None)
         if generator is not None:
             generator.manual_seed(getattr(strategy, "seed", 0))
-        if (hint is None) != (room is None):
-            raise MeshcapError("a hint goes with a strategy that draws hinted captions, and such a one with a hint")
-        if hint is not None and room is not None:
-            room.copy_(hint[:, None])
 
 
 class CapturedRun(Run):
@@ -125,7 +121,6 @@ def decode(
     n_best: int = 1,
     attention: bool = False,
     graphs: Graphs | None = None,
-    hint: Tensor | None = None,
     look: bool = True,
 ) -> Hypotheses:
     """Caption pictures with any model and any strategy.
@@ -135,8 +130,6 @@ def decode(
         attention: also return how the model looked at the picture for each word.
         graphs: where to keep captured steps between calls; on a GPU this is many times faster. The model's weights
             must not be replaced meanwhile (changing them in place is fine).
-        hint: (B, V) what is added to log-probabilities where `Sample` draws hinted captions; those that are returned
-            are the model's own.
         look: now and then, whether all captions have ended already; without, a GPU is never waited for.
     """
     strategy, rules = strategy or Beam(), rules or Rules()
@@ -147,7 +140,7 @@ def decode(
         run: Run = graphs.get(model, regions, strategy, rules)
     else:
         run = Run(model, regions, strategy, rules)
-    run.draw_with(strategy, hint)
+    run.seed(strategy)
     run.begin()
     often = STEPS_BETWEEN_LOOKS if regions.features.is_cuda else 1
     for step in range(1, rules.max_length + 1):
@@ -181,5 +174,5 @@ def best_of(search: Search, strategy: Strategy, n: int, model: Decodable, look_a
 
 
 def normal_scores(search: Search, strategy: Strategy) -> Tensor:
-    """Scores as a person reads them: without what constraints and hints add to put captions in order."""
-    return strategy.score(search) if isinstance(strategy, ConstrainedBeam | Sample) else strategy.rank(search)
+    """Scores as a person reads them: without what constraints add to put captions in order."""
+    return strategy.score(search) if isinstance(strategy, ConstrainedBeam) else strategy.rank(search)

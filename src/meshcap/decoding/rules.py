@@ -22,7 +22,6 @@ class Rules:
     max_length: int = 20
     min_length: int = 1
     no_repeat_ngram: int = 0  # no sequence of this many words twice in a caption; 0: no such rule
-    no_stutter: bool = False  # no word twice in a row
     banned: tuple[int, ...] = ()
     bad_endings: tuple[int, ...] = ()  # words after which a caption may not end ("a", "of", "with", …)
     end_in_time: bool = False  # captions are whole: the last place is for `<eos>` alone, even after a bad ending
@@ -55,8 +54,6 @@ class Rules:
             bad = torch.zeros(model.vocab_size, dtype=torch.bool, device=device)
             bad[list(self.bad_endings)] = True
             judges.append(end_well(bad, model.eos, self.max_length if self.end_in_time else None))
-        if self.no_stutter:
-            judges.append(not_again())
         if self.no_repeat_ngram:
             judges.append(no_repeats(self.no_repeat_ngram))
         if self.end_in_time:
@@ -92,15 +89,6 @@ def end_well(bad: Tensor, eos: int, must_end: int | None) -> Judge:
 def end_at(length: int, others: Tensor) -> Judge:
     def judge(log_probs: Tensor, search: Search) -> None:
         log_probs.masked_fill_(others & (search.step + 1 >= length), float("-inf"))
-
-    return judge
-
-
-def not_again() -> Judge:
-    """Forbid the latest word. What has ended has `<eos>` or `<pad>` there, and goes on as it must in any case."""
-
-    def judge(log_probs: Tensor, search: Search) -> None:
-        log_probs.scatter_(-1, search.last[..., None], float("-inf"))
 
     return judge
 

@@ -17,8 +17,6 @@ from meshcap.decoding.likeliest import likeliest
 from meshcap.decoding.search import Choice, Search, best_continuations, normalised, rest
 from meshcap.errors import MeshcapError
 
-LAST = 1e6  # no caption's log-probability is as far below another's
-
 
 class Strategy(Protocol):
     """Frozen and hashable: equal strategies may share a captured step."""
@@ -162,8 +160,7 @@ class Sample:
     """Words drawn at random, independently for each of `samples` captions.
 
     `temperature` sharpens (below 1) or flattens the distribution; `top_k` keeps the k likeliest words (0: all);
-    `top_p` the likeliest words that together reach probability p. The same seed draws the same captions. The last
-    `hinted` of the captions are drawn with what `decode` is given as a hint added to the log-probabilities.
+    `top_p` the likeliest words that together reach probability p. The same seed draws the same captions.
     """
 
     samples: int = 5
@@ -171,12 +168,9 @@ class Sample:
     top_k: int = 0
     top_p: float = 1.0
     seed: int = field(default=0, compare=False)
-    hinted: int = 0
 
     def __post_init__(self) -> None:
         positive(samples=self.samples, temperature=self.temperature)
-        if not 0 <= self.hinted <= self.samples:
-            raise MeshcapError(f"{self.hinted} of {self.samples} captions are to be drawn with a hint")
         if self.top_k < 0:
             raise MeshcapError(f"top_k is {self.top_k}, expected 0 (all words) or more")
         if not 0 < self.top_p <= 1:
@@ -190,32 +184,21 @@ class Sample:
         pass
 
     def picker(self, search: Search) -> Sampler:
-        hint = None
-        if self.hinted:
-            hint = search.scores.new_zeros(len(search.scores), 1, search.settings.vocab_size)
-        return Sampler(self, torch.Generator(search.scores.device), hint)
+        return Sampler(self, torch.Generator(search.scores.device))
 
     def rank(self, search: Search) -> Tensor:
-        """Those that were drawn without a hint come first."""
-        places = torch.arange(self.samples, device=search.scores.device)
-        return search.scores - LAST * (places >= self.samples - self.hinted)
-
-    def score(self, search: Search) -> Tensor:
         return search.scores
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """`Sample` with its random numbers, and a place for its hint."""
+    """`Sample` with its random numbers."""
 
     strategy: Sample
     generator: torch.Generator
-    hint: Tensor | None  # (B, 1, V)
 
     def choose(self, log_probs: Tensor, search: Search) -> Choice:
         odds = log_probs / self.strategy.temperature
-        if self.hint is not None:
-            odds[:, -self.strategy.hinted :] += self.hint
         odds = keep_likeliest(odds, self.strategy.top_k, self.strategy.top_p)
         # argmax(p / Exp(1)) is a draw from p, and needs no sum and no synchronisation
         noise = torch.empty_like(odds).exponential_(generator=self.generator)

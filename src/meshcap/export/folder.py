@@ -127,7 +127,6 @@ def facts_of(model: CaptionModel, vision: Vision, parts: tuple[Part, ...], bits:
         geometry=vision.preprocess.geometry,
         through=vision.preprocess.through,
         state=parts,
-        word_bias=config.word_bias,
     )
 
 

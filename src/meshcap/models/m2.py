@@ -237,7 +237,6 @@ class Decoder(nn.Module):
             config.vocab_size,
             config.never_said,
             self.words if config.tied_words else None,
-            bias=config.word_bias,
         )
 
     def sources(self, levels: Tensor, layer: int) -> tuple[Tensor, Tensor]:

@@ -20,37 +20,29 @@ Aligned = tuple[Tensor, Tensor]
 class Output(nn.Module):
     """A linear map, and a log-softmax; words that are never said get -inf.
 
-    The map has a matrix of its own, or that of the `tied` words, and a bias where one is asked for: captioners learn
-    to do without, and `meshcap.training.unsaid_words` gives them one.
+    The map has a matrix of its own, or that of the `tied` words, and no bias.
     """
 
     silence: Tensor
 
-    def __init__(
-        self, d_model: int, vocab_size: int, never: tuple[int, ...], tied: Words | None = None, *, bias: bool = False
-    ):
+    def __init__(self, d_model: int, vocab_size: int, never: tuple[int, ...], tied: Words | None = None):
         super().__init__()
         self.vocab_size = vocab_size
         self.words = nn.Linear(d_model, vocab_size, bias=False) if tied is None else SharedWords(tied)
         silence = torch.zeros(vocab_size)
         silence[list(never)] = float("-inf")
         self.register_buffer("silence", silence, persistent=False)
-        self.bias = nn.Parameter(torch.zeros(vocab_size)) if bias else None
-
-    def added(self) -> Tensor:
-        """What is added to the logits (V,): the bias, where there is one, and -inf for words that are never said."""
-        return self.silence if self.bias is None else self.silence + self.bias
 
     def aligned(self) -> Aligned:
-        """Weight and bias with rows added to a multiple of 8, without which a GPU's matrix kernels are slow."""
+        """Weight and silence with rows added to a multiple of 8, without which a GPU's matrix kernels are slow."""
         missing = -self.vocab_size % 8
-        return F.pad(self.words.weight, (0, 0, 0, missing)), F.pad(self.added(), (0, missing), value=float("-inf"))
+        return F.pad(self.words.weight, (0, 0, 0, missing)), F.pad(self.silence, (0, missing), value=float("-inf"))
 
     def forward(self, y: Tensor, aligned: Aligned | None = None) -> Tensor:
         """y (…, D) -> (…, V) in float32."""
         if aligned is None:
             logits = self.words(y)
-            logits = logits + self.added().to(logits.dtype)
+            logits = logits + self.silence.to(logits.dtype)
         else:
             logits = F.linear(y, *aligned)
             if triton is not None and not torch.is_grad_enabled() and self.vocab_size <= 32_768:

@@ -44,7 +44,6 @@ class ModelConfig:
     boxes: bool = True  # embed each region's own box
     loud_long_waves: bool = False  # of boxes: see `BoxEmbedding`
     tied_words: bool = False  # words are said with the matrix they are read with: see `Words`
-    word_bias: bool = False  # each word has a number of its own that its logit is raised by: see `Output`
     unk: int = 0
     pad: int = 1
     bos: int = 2
@@ -69,7 +68,7 @@ class ModelConfig:
         self.expect_at_least(vocab_size=5, d_input=1, d_model=2, max_length=2)
         if not isinstance(self.dropout, int | float) or not 0 <= self.dropout < 1:
             raise MeshcapError(f"dropout is {self.dropout!r}, expected a share from 0 to below 1")
-        for name in ("boxes", "tied_words", "word_bias"):
+        for name in ("boxes", "tied_words"):
             if not isinstance(getattr(self, name), bool):
                 raise MeshcapError(f"{name} is {getattr(self, name)!r}, expected true or false")
         specials = (self.unk, self.pad, self.bos, self.eos)

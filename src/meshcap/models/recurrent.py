@@ -98,7 +98,6 @@ class RecurrentCaptioner(CaptionModel):
             config.vocab_size,
             config.never_said,
             self.words if config.tied_words else None,
-            bias=config.word_bias,
         )
 
     def reset_parameters(self) -> None:

@@ -120,7 +120,6 @@ class Captioner:
             max_length=min(20, facts.max_length) if max_length is None else max_length,
             min_length=min_length,
             no_repeat_ngram=no_repeat_ngram,
-            no_stutter=self.raised,
             # An unknown word tells a reader nothing, and an imported model might say the others too.
             banned=(facts.unk, facts.pad, facts.bos, *(self._avoided(one) for one in avoid)),
             bad_endings=tuple(sorted(self.vocabulary.id(w) for w in BAD_ENDINGS if w in self.vocabulary))
@@ -130,11 +129,6 @@ class Captioner:
         )
         found = search(self.graphs, facts, pixels, beam_of(strategy), rules, n_best=n_best)
         return list(self._captions(found))
-
-    @property
-    def raised(self) -> bool:
-        """Whether words of English were raised: they may follow themselves, or the wrong article, or come to no end."""
-        return self.facts.word_bias and self.vocabulary.tokenizer == "ptb"
 
     def _avoided(self, word: str) -> int:
         """The id of what a person wrote: as it stands, or else as captions have it ("Dog" is "dog")."""
@@ -149,9 +143,7 @@ class Captioner:
 
         def one(picture: int, rank: int, alternatives: tuple[Caption, ...] = ()) -> Caption:
             length = lengths[picture][rank]
-            words, text = self.vocabulary.said(ids[picture][rank][:length], mend=self.raised)
-            if self.raised:
-                length = min(length, len(words) + finished[picture][rank])
+            words, text = self.vocabulary.said(ids[picture][rank][:length])
             said, likely = log_probs[picture][rank][:length], probability[picture][rank]
             return Caption(
                 text=text,

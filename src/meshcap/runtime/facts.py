@@ -92,7 +92,6 @@ class Facts:
     geometry: str
     through: int  # see `Preprocess`
     state: tuple[Part, ...]
-    word_bias: bool = False  # words were raised; older exports do not say so
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2) + "\n"
@@ -120,15 +119,13 @@ class Facts:
         if not isinstance(told, dict) or told.get("version") != VERSION:
             version = told.get("version") if isinstance(told, dict) else None
             raise MeshcapError(f"{owner} has version {version!r}, this meshcap reads {VERSION}: export the model again")
-        missing = sorted(names - told.keys() - {"word_bias"})
+        missing = sorted(names - told.keys())
         if missing:
             raise MeshcapError(f"{owner} does not say {', '.join(missing)}: export the model again")
-        numbers = [name for name in names if name not in ("model", "geometry", "state", "word_bias")]
+        numbers = [name for name in names if name not in ("model", "geometry", "state")]
         for name in numbers:
             if type(told[name]) is not int:
                 raise MeshcapError(f"{owner} has {name} {told[name]!r}, expected a whole number")
-        if type(told.get("word_bias", False)) is not bool:
-            raise MeshcapError(f"{owner} has word_bias {told['word_bias']!r}, expected true or false")
         try:
             state = tuple(Part(**part) for part in told["state"])
         except TypeError as error:

@@ -21,7 +21,6 @@ class Rules:
     max_length: int = 20
     min_length: int = 1
     no_repeat_ngram: int = 0  # no sequence of this many words twice in a caption; 0: no such rule
-    no_stutter: bool = False  # no word twice in a row
     banned: tuple[int, ...] = ()
     bad_endings: tuple[int, ...] = ()  # words after which a caption may not end ("a", "of", "with", …)
     end_in_time: bool = False  # captions are whole: the last place is for `<eos>` alone, even after a bad ending
@@ -52,8 +51,6 @@ class Rules:
         last_place = self.end_in_time and search.step + 1 >= self.max_length
         if self.bad_endings and not last_place:
             log_probs[..., eos][np.isin(search.last, self.bad_endings)] = -np.inf
-        if self.no_stutter:
-            np.put_along_axis(log_probs, search.last[..., None], -np.inf, axis=-1)
         if 0 < self.no_repeat_ngram <= search.step:
             self._forbid_repeats(log_probs, search)
         if last_place:

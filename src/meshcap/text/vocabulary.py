@@ -22,8 +22,6 @@ from typing import Any
 
 from meshcap.errors import MeshcapError
 from meshcap.files import write_beside
-from meshcap.text.articles import agreeing
-from meshcap.text.repeats import until_it_repeats
 from meshcap.text.sentence import full_stop, join_words
 
 SPECIAL = ("<unk>", "<pad>", "<bos>", "<eos>")
@@ -215,23 +213,9 @@ class Vocabulary:
         text = join_words(self._spoken(words), self.tokenizer)
         return full_stop(text, self.tokenizer) if SPECIAL[3] in words else text
 
-    def said(self, ids: Sequence[int], *, mend: bool = False, whole: bool = False) -> tuple[list[str], str]:
-        """The words of a caption, and its sentence.
-
-        Args:
-            mend: English whose words were raised: articles become those that their nouns want, and a caption that came
-                to no end is told until it repeats itself,
-            whole: unless all of it is asked for.
-        """
-        words = self.decode(ids)
-        if not mend:
-            return words, self.sentence(ids)
-        ended = self.eos in ids
-        if not (ended or whole):
-            words = until_it_repeats(words)
-        if "a" in self and "an" in self:
-            words = agreeing(words)
-        return words, self.sentence([*words, SPECIAL[3]] if ended else words)
+    def said(self, ids: Sequence[int]) -> tuple[list[str], str]:
+        """The words of a caption, and its sentence."""
+        return self.decode(ids), self.sentence(ids)
 
     @staticmethod
     def _spoken(words: Iterable[str]) -> list[str]:

@@ -24,7 +24,6 @@ from meshcap.data.without import without
 from meshcap.errors import MeshcapError
 from meshcap.files import write_beside
 from meshcap.metrics.reward import CiderReward
-from meshcap.metrics.reward_words import SeldomWords
 from meshcap.models.pretrained import CONFIG, WEIGHTS, fill, find_file, read_config
 from meshcap.text import Vocabulary
 from meshcap.training.augment import may_be_mirrored
@@ -237,8 +236,7 @@ class Run:
             references = [[vocabulary.encode(caption) for caption in captions] for captions in self.tokens]
             reward = CiderReward(references, eos=vocabulary.eos, pad=vocabulary.pad)
             self.event(position, f"reward: {reward.signature}")
-            seldom = self.seldom_words(references) if settings.word_bonus else None
-            task = SelfCritical(parts, eyes, reward, self.table, settings, world, compiled=compiled, seldom=seldom)
+            task = SelfCritical(parts, eyes, reward, self.table, settings, world, compiled=compiled)
         return Trainer(
             task=task,
             weights=weights,
@@ -256,21 +254,9 @@ class Run:
             watch=self.watch,
             log=self.log,
             tracker=self.tracker,
-            others=named_others(parts.model) | task.remembered,
+            others=named_others(parts.model),
             last_rate=0.01 if xe else 0.1,
             look_every=20 if world.device.type == "cuda" else 1,
-        )
-
-    def seldom_words(self, references: list[list[list[int]]]) -> SeldomWords:
-        config = self.parts.model.config
-        return SeldomWords(
-            references,
-            words=config.vocab_size,
-            ignored=(config.pad, config.bos, config.eos, config.unk, *config.never_said),
-            share=self.settings.word_share,
-            often=self.settings.word_often,
-            most=self.settings.word_most,
-            device=self.world.device,
         )
 
     def eyes(self, split: str, sees: bool, augment: float = 0.0) -> Eyes:

@@ -33,30 +33,23 @@ class Speaker:
         dtype: torch.dtype,
         samples: int,
         max_length: int,
-        hinted: int = 0,
         search: Literal["sample", "beam"] = "sample",
         temperature: float = 1.0,
         top_k: int = 0,
     ):
         self.model = model
         self.twin = copy.deepcopy(model).to(dtype).requires_grad_(False).eval()
-        self.samples, self.hinted = samples, hinted
-        self.search, self.temperature, self.top_k = search, temperature, top_k
+        self.samples, self.search, self.temperature, self.top_k = samples, search, temperature, top_k
         self.rules = Rules(max_length=max_length)
         self.graphs = Graphs()
 
     @torch.no_grad()
-    def speak(self, regions: Regions, seed: int, hint: Tensor | None = None) -> Hypotheses:
-        """`samples` captions of each picture, and behind them `hinted` more, (B, S, T).
-
-        Args:
-            hint: (B, V) what is added to the log-probabilities that those are drawn by.
-        """
+    def speak(self, regions: Regions, seed: int) -> Hypotheses:
+        """`samples` captions of each picture, (B, S, T)."""
         torch._foreach_copy_(list(self.twin.parameters()), list(self.model.parameters()))
         strategy: Strategy = Beam(self.samples)
         if self.search == "sample":
-            count = self.samples + self.hinted
-            strategy = Sample(count, self.temperature, self.top_k, seed=seed, hinted=self.hinted)
+            strategy = Sample(self.samples, self.temperature, self.top_k, seed=seed)
         return decode(
             self.twin,
             regions.to(dtype=self.twin.dtype),
@@ -64,23 +57,15 @@ class Speaker:
             self.rules,
             n_best=strategy.width,
             graphs=self.graphs,
-            hint=hint,
             # Of so many captions one is nearly always as long as can be: a look would only hold up the next launches.
             look=not regions.features.is_cuda,
         )
 
 
-def advantages(rewards: Tensor, hinted: int = 0) -> Tensor:
-    """How much better each caption (B, S) is than the mean of its picture's *other* captions.
-
-    The last `hinted` are no captions that the model would say by itself. They are compared with the mean of those that
-    are, and learned from where they are better (self-imitation: Oh et al., 2018). Where they are worse nobody would
-    have said them, and nothing is to be unlearned.
-    """
-    own = rewards[:, : rewards.shape[1] - hinted]
-    count, mean = own.shape[1], own.mean(1, keepdim=True)
-    found = (own - mean) * (count / (count - 1))
-    return found if not hinted else torch.cat((found, (rewards[:, -hinted:] - mean).clamp_min(0)), 1)
+def advantages(rewards: Tensor) -> Tensor:
+    """How much better each caption (B, S) is than the mean of its picture's *other* captions."""
+    count, mean = rewards.shape[1], rewards.mean(1, keepdim=True)
+    return (rewards - mean) * (count / (count - 1))
 
 
 def scst_sum(

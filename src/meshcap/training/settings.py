@@ -88,12 +88,6 @@ class TrainSettings:
     top_k: int = 0
     xe_weight: float | None = None  # of cross-entropy mixed in, against drift
     xe_captions: int | None = None  # of each picture in that mixture; None: as many as in cross-entropy
-    word_bonus: float = 0.0  # of words that are right and seldom said, beside CIDEr-D (1.0 is a paper's 100)
-    word_share: float = 0.2  # of people's use of a word, at which it is said often enough
-    word_often: float = 1.0  # share of the captions at which any word is
-    word_most: float = 3.0  # a word said e^-3 times as often as it should be is worth as much as one never said
-    hinted: int = 0  # captions more of each picture, drawn with its seldom words made likelier, learned if better
-    hint: float = 1.0  # how much likelier: this, times what a word is worth, is added to its log-probability
 
     # The run
     seed: int = 0
@@ -139,19 +133,12 @@ class TrainSettings:
             value = getattr(self, name)
             if value is not None and not 0 <= value < 1:
                 raise MeshcapError(f"{name} is {value}, expected a share from 0 to below 1")
-        for name in ("word_share", "word_often"):
-            if not 0 < getattr(self, name) <= 1:
-                raise MeshcapError(f"{name} is {getattr(self, name)}, expected a share above 0, 1 at most")
         if self.samples < 2:
             raise MeshcapError(f"samples is {self.samples}, expected at least 2: each is judged by the others")
         for name in ("max_length", "scst_length"):
             value = getattr(self, name)
             if value is not None and value < 2:
                 raise MeshcapError(f"{name} is {value}, expected at least a word and its end")
-        if self.hinted and not self.word_bonus:
-            raise MeshcapError("hinted captions are drawn with words that word_bonus pays for: expected one above 0")
-        if self.hinted and self.search != "sample":
-            raise MeshcapError(f"hinted captions are drawn, and search is {self.search}: expected sample")
         for name in ("augment", "scst_augment"):
             strength = getattr(self, name)
             if strength is not None and not 0 <= strength <= 1:
@@ -198,10 +185,10 @@ class TrainSettings:
 _POSITIVE = (
     "size d_model heads d_ff encoder_layers decoder_layers min_count max_words xe_steps xe_epochs batch captions lr "
     "clip scst_steps scst_epochs scst_batch scst_lr temperature workers accumulate validate_every val_beams "
-    "checkpoint_every xe_captions word_most"
+    "checkpoint_every xe_captions"
 ).split()
 _NOT_NEGATIVE = (
-    "slots lr_vision weight_decay scst_lr_vision top_k xe_weight word_bonus hinted hint seed val_pictures patience "
+    "slots lr_vision weight_decay scst_lr_vision top_k xe_weight seed val_pictures patience "
     "frozen_stages"
 ).split()
 _SHARES = ("val_share dropout warmup label_smoothing ema scst_ema region_dropout scst_region_dropout compress").split()

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from meshcap.decoding import Hypotheses
 from meshcap.metrics.reward import CiderReward
-from meshcap.metrics.reward_words import SeldomWords
 from meshcap.models import CaptionModel
 from meshcap.regions import Regions
 from meshcap.text import Vocabulary
@@ -47,7 +46,6 @@ class Task(Protocol):
     """One stage of training."""
 
     name: str
-    remembered: dict[str, Tensor]  # beside the weights: what later steps depend on, and checkpoints keep
 
     def ready(self) -> None:
         """Before every stretch of steps: dropout on or off."""
@@ -71,7 +69,6 @@ class CrossEntropy:
         self.precision = precision(settings)
         self.captions = settings.captions or CAPTIONS
         self.shapes = rectangles(table, self.captions)
-        self.remembered: dict[str, Tensor] = {}
         self.loss: Callable[..., Tensor] = torch.compile(self._loss, dynamic=False) if compiled else self._loss
 
     def ready(self) -> None:
@@ -118,11 +115,9 @@ class SelfCritical:
         world: World,
         *,
         compiled: bool,
-        seldom: SeldomWords | None = None,
     ):
         self.parts, self.eyes, self.table, self.settings, self.world = parts, eyes, table, settings, world
-        self.reward, self.seldom = reward, seldom
-        self.remembered = {} if seldom is None else {"task.used_words": seldom.used}
+        self.reward = reward
         self.precision = precision(settings)
         self.learning_to_see = settings.scst_lr_vision > 0 and parts.vision is not None
         self.captions = settings.xe_captions or settings.captions or CAPTIONS
@@ -132,7 +127,6 @@ class SelfCritical:
             dtype=self.precision,
             samples=settings.samples,
             max_length=min(settings.scst_length or settings.max_length, settings.max_length),
-            hinted=settings.hinted,
             search=settings.search,
             temperature=settings.temperature,
             top_k=settings.top_k,
@@ -159,8 +153,7 @@ class SelfCritical:
     def backward(self, everyone: Array, step: int) -> Measures:
         device, settings, pad = self.world.device, self.settings, self.parts.model.config.pad
         parts = shares(everyone, self.world, settings.accumulate)
-        own = slice(settings.samples)  # what was drawn without a hint
-        spoken: list[tuple[View, Regions, Tensor | None, Hypotheses, Tensor, Tensor | None]] = []
+        spoken: list[tuple[View, Regions, Tensor | None, Hypotheses, Tensor]] = []
         for place, share in enumerate(parts):
             pictures = torch.from_numpy(everyone[share])
             view = self.eyes.view(pictures, training=True)
@@ -171,29 +164,20 @@ class SelfCritical:
             # Ranks and parts draw different words.
             seed = int(rng(settings.seed, step, self.world.rank, place).integers(2**62))
             pictures = pictures.to(device, non_blocking=True)  # nothing here waits for the device
-            hint = None
-            if self.seldom is not None and settings.hinted:
-                hint = settings.hint * self.seldom.hint(pictures)
-            found = self.speaker.speak(regions.each(Tensor.detach), seed, hint)
-            bonus = None if self.seldom is None else settings.word_bonus * self.seldom(found.ids, pictures)
-            spoken.append((view, regions, places, found, self.reward(found.ids, pictures), bonus))
-        if self.seldom is not None:
-            said = ((found.ids[:, own], found.log_probs[:, own]) for *_, found, _, _ in spoken)
-            counted = torch.stack([self.seldom.count(*one) for one in said]).sum(0)
-            self.seldom.remember(self.world.sum(counted))
-        words = self.world.sum(torch.stack([(found.ids != pad).sum() for *_, found, _, _ in spoken]).sum().float())
+            found = self.speaker.speak(regions.each(Tensor.detach), seed)
+            spoken.append((view, regions, places, found, self.reward(found.ids, pictures)))
+        words = self.world.sum(torch.stack([(found.ids != pad).sum() for *_, found, _ in spoken]).sum().float())
         chosen, xe_words = self._told_by_people(everyone, step) if settings.xe_weight else (None, 1)
         names = ["loss", "reward", "spread", "length", "disagreement"]
-        names += ["bonus"] * (self.seldom is not None) + ["better"] * bool(settings.hinted)
         measured = {name: torch.zeros((), device=device) for name in names}
         pictures_of_all = len(everyone)
-        for share, (view, regions, places, found, rewards, bonus) in zip(parts, spoken, strict=True):
+        for share, (view, regions, places, found, rewards) in zip(parts, spoken, strict=True):
             if self.learning_to_see and len(parts) > 1:  # memory is short: what was seen was not kept for a gradient
                 regions = only(self._regions(view, keep=True), places)
             # The vision's own backward comes once, after everything that was made of what it saw.
             leaf = regions.each(Tensor.detach)
             leaf.features.requires_grad_(self.learning_to_see)
-            advantage = advantages(rewards if bonus is None else rewards + bonus, settings.hinted)
+            advantage = advantages(rewards)
             with autocast(device, self.precision):
                 loss, gap = self.loss(leaf, found.ids, found.log_probs, advantage)
             (loss / words).backward()
@@ -206,14 +190,9 @@ class SelfCritical:
                 regions.features.backward(leaf.features.grad)
             measured["loss"] += (loss / words).detach()
             measured["disagreement"] += gap / words
-            measured["reward"] += rewards[:, own].mean(1).sum() / pictures_of_all
-            if bonus is not None:
-                measured["bonus"] += bonus[:, own].mean(1).sum() / pictures_of_all
-            if settings.hinted:  # how many of the hinted captions are better than those without a hint
-                better = advantage[:, settings.samples :] > 0
-                measured["better"] += better.float().mean(1).sum() / pictures_of_all
-            measured["spread"] += rewards[:, own].std(1).sum() / pictures_of_all
-            measured["length"] += (found.ids[:, own] != pad).sum() / (pictures_of_all * settings.samples)
+            measured["reward"] += rewards.mean(1).sum() / pictures_of_all
+            measured["spread"] += rewards.std(1).sum() / pictures_of_all
+            measured["length"] += (found.ids != pad).sum() / (pictures_of_all * settings.samples)
         return measured
 
     def _regions(self, view: View, *, keep: bool) -> Regions:
