@@ -30,7 +30,7 @@ from meshcap.data.draw import draw_scene
 from meshcap.explain import Explanation, explain
 from meshcap.explain.heat import grid, shade
 from meshcap.explain.sheet import wrapped
-from meshcap.files import write_beside
+from meshcap.files import write_file
 from meshcap.models.seq2seq import reading_order
 from meshcap.training.blend import unpacked
 
@@ -63,7 +63,7 @@ def main(out: Path, pictures: Path) -> None:
     for name, draw in PICTURES.items():
         path = pictures / f"mechanism-{name}.webp"
         content = packed(draw(stories))
-        write_beside(path, partial(Path.write_bytes, data=content))
+        write_file(path, partial(Path.write_bytes, data=content))
         print(f"{path}: {len(content) / 1000:.0f} KB")
 
 

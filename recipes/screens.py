@@ -18,7 +18,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from meshcap.files import write_beside
+from meshcap.files import write_file
 
 ROOT = Path(__file__).resolve().parents[1]
 MESHCAP = [sys.executable, "-m", "meshcap.cli"]
@@ -40,7 +40,7 @@ def main(out: Path) -> None:
             content = path.read_bytes()
             if len(content) > HEAVIEST:
                 sys.exit(f"{path.name} has {len(content)} bytes, expected {HEAVIEST} at most")
-            write_beside(out / path.name, partial(Path.write_bytes, data=content))
+            write_file(out / path.name, partial(Path.write_bytes, data=content))
             print(f"{out / path.name}: {len(content) / 1000:.0f} KB")
 
 

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 from PIL import Image
 
-from meshcap.models.pretrained import CONFIG, PACKAGED
+from meshcap.folders import CONFIG, PACKAGED
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PICTURES = sorted(path for path in EXAMPLES.iterdir() if path.suffix == ".jpg")

@@ -1,17 +1,18 @@
 """Files appear whole or not at all."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from meshcap.errors import MeshcapError
-from meshcap.files import write_beside
+from meshcap.files import expect_free, new_folder, remove_unfinished, write_bytes, write_file, write_text
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "file"
-    write_beside(path, lambda part: part.write_text("first"))
+    write_file(path, lambda part: part.write_text("first"))
     assert path.read_text() == "first"
     return path
 
@@ -21,7 +22,7 @@ def test_replaces(path: Path) -> None:
         part.write_text("second")
         assert path.read_text() == "first"  # whoever reads meanwhile
 
-    write_beside(path, write)
+    write_file(path, write)
     assert path.read_text() == "second"
     assert list(path.parent.iterdir()) == [path]
 
@@ -33,7 +34,7 @@ def test_a_failing_writer_leaves_the_old_file_and_no_other(path: Path, error: Ba
         raise error
 
     with pytest.raises(MeshcapError if isinstance(error, OSError) else type(error)) as caught:
-        write_beside(path, fail)
+        write_file(path, fail)
     if isinstance(error, OSError):
         assert str(caught.value) == f"{path} cannot be written: No space left on device"
     assert path.read_text() == "first"
@@ -42,13 +43,13 @@ def test_a_failing_writer_leaves_the_old_file_and_no_other(path: Path, error: Ba
 
 def test_a_writer_that_writes_nothing(path: Path) -> None:
     with pytest.raises(MeshcapError, match="cannot be written"):
-        write_beside(path, lambda part: None)
+        write_file(path, lambda part: None)
     assert path.read_text() == "first"
 
 
 def test_no_such_folder(tmp_path: Path) -> None:
     with pytest.raises(MeshcapError, match="cannot be written: No such file or directory"):
-        write_beside(tmp_path / "nowhere" / "file", lambda part: part.write_text("first"))
+        write_file(tmp_path / "nowhere" / "file", lambda part: part.write_text("first"))
 
 
 def test_files_have_the_rights_that_others_of_this_user_have(tmp_path: Path) -> None:
@@ -56,6 +57,77 @@ def test_files_have_the_rights_that_others_of_this_user_have(tmp_path: Path) -> 
         part.unlink(missing_ok=True)
         part.touch(mode=0o600)
 
-    write_beside(tmp_path / "a", secretive)
+    write_file(tmp_path / "a", secretive)
     (tmp_path / "b").touch()
     assert (tmp_path / "a").stat().st_mode == (tmp_path / "b").stat().st_mode
+
+
+def test_text_and_bytes_replace_a_file_and_keep_its_rights(path: Path) -> None:
+    path.chmod(0o640)
+    write_text(path, "zwei\r\n")
+    assert path.read_bytes() == b"zwei\r\n" and path.stat().st_mode & 0o777 == 0o640
+    write_bytes(path, b"\x00\xff")
+    assert path.read_bytes() == b"\x00\xff"
+    write_file(path, lambda part: part.write_text("three"))
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("write", [lambda path: write_text(path, "new"), lambda path: write_file(path, into("new"))])
+def test_nothing_is_written_through_a_link(tmp_path: Path, write: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody who could guess the name would lay a link there first: it is refused, not followed."""
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    monkeypatch.setattr("meshcap.files.secrets.token_hex", lambda count: "guessed")
+    (tmp_path / ".file.guessed.part").symlink_to(victim)
+    with pytest.raises(MeshcapError, match="cannot be written: File exists"):
+        write(tmp_path / "file")
+    assert victim.read_text() == "mine" and not (tmp_path / "file").exists()
+
+
+def test_a_link_in_the_place_is_replaced_not_followed(tmp_path: Path) -> None:
+    victim, link = tmp_path / "victim", tmp_path / "link"
+    victim.write_text("mine")
+    link.symlink_to(victim)
+    write_text(link, "new")
+    assert victim.read_text() == "mine" and link.read_text() == "new" and not link.is_symlink()
+
+
+def test_names_of_unfinished_files_differ(tmp_path: Path) -> None:
+    names = set()
+    for _ in range(3):
+        write_file(tmp_path / "a", lambda part: (names.add(part.parent.name), part.touch()))
+    assert len(names) == 3 and all(name.startswith(".a.") and name.endswith(".part") for name in names)
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    out = tmp_path / "made" / "folder"
+    with pytest.raises(RuntimeError), new_folder(out) as part:
+        (part / "a").write_text("a")
+        assert not out.exists()
+        raise RuntimeError
+    assert not list(out.parent.iterdir())
+    out.mkdir()  # an empty folder is no obstacle
+    with new_folder(out) as part:
+        (part / "in").mkdir()
+        (part / "in" / "a").write_text("a")
+    assert (out / "in" / "a").read_text() == "a" and list(out.parent.iterdir()) == [out]
+    for taken in (out, out / "in" / "a"):
+        with pytest.raises(MeshcapError, match="exists and is not an empty folder"):
+            expect_free(taken)
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    for name in (".a.0a1b.part", ".b.0a1b.part"):
+        (tmp_path / name).write_text("half")
+    (tmp_path / ".a.2c3d.part").mkdir()
+    (tmp_path / ".a.2c3d.part" / "a").write_text("half")
+    (tmp_path / "a").write_text("whole")
+    remove_unfinished(tmp_path, "a")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".b.0a1b.part", "a"]
+    remove_unfinished(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def into(text: str) -> Callable[[Path], object]:
+    return lambda part: part.write_text(text)

@@ -10,10 +10,9 @@ import torch
 
 from meshcap.decoding import Beam, ConstrainedBeam, Graphs, Hypotheses, Rules, Strategy, decode
 from meshcap.errors import MeshcapError
+from meshcap.folders import DEFAULT, Bits, find_file, find_optional, folder_of
 from meshcap.models import CaptionModel, load
 from meshcap.models.packed import multiplies_bfloat16, pack
-from meshcap.models.pretrained import DEFAULT, find_file, find_optional, folder_of
-from meshcap.models.quantised import Bits
 from meshcap.regions import Regions
 from meshcap.runtime.caption import Caption
 from meshcap.runtime.facts import expect_not_exported

@@ -27,7 +27,7 @@ from meshcap.data.truth import truth_lines, truths
 from meshcap.decoding import Beam
 from meshcap.demo_sheet import sheet
 from meshcap.errors import MeshcapError
-from meshcap.files import write_beside
+from meshcap.files import write_file
 from meshcap.training.distributed import World
 from meshcap.training.folder import make_folder
 from meshcap.training.progress import Watch
@@ -101,7 +101,7 @@ def main(
     for what, value in truth_lines(truth):
         console.print(f"unseen scenes, {what}: {value}")
     picture = sheet(images, captions[:SHOWN])
-    write_beside(out, lambda part: picture.save(part, format="PNG", optimize=True))
+    write_file(out, lambda part: picture.save(part, format="PNG", optimize=True))
     console.print(f"{time.monotonic() - start:.0f} seconds; see {out}")
 
 

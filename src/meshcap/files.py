@@ -1,32 +1,165 @@
-"""Writing files so that nobody ever meets half of one."""
+"""Writing files and folders whole: readers see the old one or the new one, never half of either.
+
+Everything that meshcap writes goes through here. A file is written under an unpredictable name beside its place,
+flushed to the disk and renamed. The name is created exclusively and never through a link: in a folder that others can
+write to, nobody can redirect the output. What a killed process leaves behind ends in `.part`: see `remove_unfinished`.
+"""
 
 from __future__ import annotations
 
+import glob
 import os
 import secrets
-from collections.abc import Callable
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from meshcap.errors import MeshcapError
 
+UNFINISHED = ".part"  # the end of the names of files and folders that are being written
 
-def write_beside(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` make a file next to `path` under another name, then rename it: readers see the old or the new one.
+
+def write_text(path: str | Path, text: str, *, errors: str = "strict") -> None:
+    """Write a UTF-8 text file, line ends as they are in the text."""
+    write_bytes(path, text.encode("utf-8", errors))
+
+
+def write_bytes(path: str | Path, content: bytes) -> None:
+    """Write a file; one that is there is replaced and keeps its rights.
 
     Raises:
         MeshcapError: the system refuses (no such folder, no room, no right).
     """
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    path = Path(path)
+    part = _unfinished_name(path)
+    with _reporting(path):
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+            with os.fdopen(os.open(part, flags, 0o666), "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            _put_in_place(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def write_file(path: str | Path, write: Callable[[Path], object]) -> None:
+    """As `write_bytes`, for writers that want a name: `write(part)` makes the file `part`.
+
+    `part` lies in a folder that only this user can enter.
+
+    Raises:
+        MeshcapError: the system refuses, or `write` made no file.
+    """
+    path = Path(path)
+    folder = _unfinished_name(path)
+    with _reporting(path):
+        folder.mkdir(mode=0o700)  # fails where anything is, links included
+        try:
+            usual = folder / "rights"
+            usual.touch()  # new files have the rights that this user's files have: safetensors would give fewer
+            part = folder / path.name
+            write(part)
+            part.chmod(usual.stat().st_mode)
+            _flush(part)
+            _put_in_place(part, path)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_files(folder: str | Path, write: Callable[[Path], object]) -> None:
+    """As `write_file`, for writers that fill a folder: each file that `write(part)` makes is moved into `folder`.
+
+    Raises:
+        MeshcapError: the system refuses.
+    """
+    folder = Path(folder)
+    part = _unfinished_name(folder / folder.name)
+    with _reporting(folder):
+        part.mkdir(mode=0o700)
+        try:
+            write(part)
+            for file in part.iterdir():
+                _flush(file)
+                _put_in_place(file, folder / file.name)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+
+
+@contextmanager
+def new_folder(path: str | Path) -> Iterator[Path]:
+    """A folder to fill, which appears under `path` when the block ends, and not at all when it fails.
+
+    Raises:
+        MeshcapError: `path` exists and is not an empty folder, or the system refuses.
+    """
+    expect_free(path)
+    place = Path(path).resolve()
+    part = _unfinished_name(place)
+    with _reporting(path):
+        try:
+            part.mkdir(parents=True)
+            yield part
+            for file in part.rglob("*"):
+                if file.is_file():
+                    _flush(file)
+            if place.exists():
+                place.rmdir()
+            os.replace(part, place)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+
+
+def expect_free(path: str | Path) -> None:
+    """Refuse a place for a new folder that is taken, before the work that would fill it.
+
+    Raises:
+        MeshcapError: `path` exists and is not an empty folder.
+    """
+    place = Path(path)
+    if (place.is_symlink() or place.exists()) and (not place.is_dir() or any(place.iterdir())):
+        raise MeshcapError(f"{path} exists and is not an empty folder: choose another one")
+
+
+def remove_unfinished(folder: str | Path, name: str | None = None) -> None:
+    """Delete what killed processes left in a folder: of one file or folder called `name`, or of all.
+
+    Only for folders in which nobody else is writing.
+    """
+    owner = "*" if name is None else glob.escape(name)
+    for left in Path(folder).glob(f".{owner}.*{UNFINISHED}"):
+        if left.is_dir() and not left.is_symlink():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink(missing_ok=True)
+
+
+def is_unfinished(path: Path) -> bool:
+    """Whether a name is one of those that files have while they are being written."""
+    return path.name.startswith(".") and path.name.endswith(UNFINISHED)
+
+
+def _unfinished_name(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}{UNFINISHED}")
+
+
+@contextmanager
+def _reporting(path: str | Path) -> Iterator[None]:
     try:
-        part.touch()  # with the rights that this user's files have: some writers (safetensors) would give fewer
-        rights = part.stat().st_mode
-        part.unlink()
-        write(part)
-        part.chmod(rights)
-        with open(part, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(part, path)
+        yield
     except OSError as error:
         raise MeshcapError(f"{path} cannot be written: {error.strerror or error}") from error
-    finally:
-        part.unlink(missing_ok=True)
+
+
+def _put_in_place(part: Path, path: Path) -> None:
+    if path.is_file() and not path.is_symlink():
+        part.chmod(stat.S_IMODE(path.stat().st_mode))
+    os.replace(part, path)
+
+
+def _flush(path: Path) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())

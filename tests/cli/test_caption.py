@@ -12,14 +12,13 @@ import pytest
 from PIL import Image
 
 import tiny_captioner
-from meshcap import Captioner, cli
+from meshcap import Captioner, cli, folders
 from meshcap.calibration import Calibration
 from meshcap.cli.caption_lines import shown
 from meshcap.cli.caption_wishes import Wishes
 from meshcap.data.draw import draw_scene
 from meshcap.decoding import Beam, DiverseBeam, Sample
 from meshcap.errors import MeshcapError
-from meshcap.models import pretrained
 
 CALIBRATION = Calibration({"mean": 1.0}, (-2.0, -0.8), (0.1, 0.9))
 Done = tuple[int, str, str]
@@ -306,16 +305,16 @@ def test_strategies() -> None:
 
 
 def test_the_default_model(run, model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(pretrained, "PACKAGED", tmp_path / "none")
+    monkeypatch.setattr(folders, "PACKAGED", tmp_path / "none")
     refused(run(folder / "a.jpg", model="default"), "carries no model of its own")
-    monkeypatch.setattr(pretrained, "PACKAGED", model)
+    monkeypatch.setattr(folders, "PACKAGED", model)
     assert run(folder / "a.jpg", model="default") == run(folder / "a.jpg")
 
 
 def test_the_default_model_needs_no_option(
     model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(pretrained, "PACKAGED", model)
+    monkeypatch.setattr(folders, "PACKAGED", model)
     with pytest.raises(SystemExit, match="0"):
         cli.main(["caption", str(folder / "a.jpg")])
     assert capsys.readouterr().out.count("\n") == 1

@@ -71,9 +71,9 @@ def run(words: list[str]) -> None:
     from meshcap import cli
 
     if words and words[0] not in NEEDS_NO_MODEL:
-        from meshcap.models import pretrained
+        from meshcap import folders
 
-        pretrained.PACKAGED = Path(os.environ[MODEL])
+        folders.PACKAGED = Path(os.environ[MODEL])
     cli.main(words)
 
 

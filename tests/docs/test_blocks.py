@@ -16,7 +16,7 @@ import pytest
 from docs import prepared, stand_in, warm
 from docs.pages import BLOCKS, ROOT, SHELLS, Block
 from docs.shell import commands_of, lines_of, meshcap_words
-from meshcap.models import pretrained
+from meshcap import folders
 from tiny_data import call
 
 ELSEWHERE = {
@@ -64,7 +64,7 @@ def folder(reader: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     """A reader's folder, for the test to spoil."""
     shutil.copytree(reader, tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.setattr(pretrained, "PACKAGED", reader / prepared.MODELS[0])
+    monkeypatch.setattr(folders, "PACKAGED", reader / prepared.MODELS[0])
     return tmp_path / "here"
 
 

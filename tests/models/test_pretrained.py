@@ -1,6 +1,7 @@
 """Model folders: what is written comes back; what does not fit is refused; nothing is left half-written."""
 
 import json
+import os
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -8,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import meshcap.models.pretrained as pretrained
 import tiny
+from meshcap import weights as storage
 from meshcap.errors import MeshcapError
 from meshcap.models import M2, MODELS, Transformer, load
 
@@ -169,7 +170,7 @@ def test_refused_weights_change_nothing(folder: Path) -> None:
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     path = folder / "model.safetensors"
     save_file({**tiny.build("m2").state_dict(), "decoder.extra": torch.zeros(2)}, path)
-    refused(lambda: pretrained.fill(model, path))
+    refused(lambda: storage.load_weights(model, path))
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
@@ -198,11 +199,11 @@ def test_a_failing_save_leaves_the_old_model(folder: Path) -> None:
 def test_settings_that_cannot_be_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = (folder / "config.json").read_bytes()
 
-    def half(path: Path, text: str, **_) -> None:
-        path.write_bytes(text.encode()[: len(text) // 2])
-        raise OSError(28, "No space left on device")
+    def full(file: int) -> None:
+        if "config.json" in os.readlink(f"/proc/self/fd/{file}"):
+            raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", half)
+    monkeypatch.setattr("meshcap.files.os.fsync", full)
     message = refused(lambda: tiny.build("m2", seed=1).save_pretrained(folder))
     assert message == f"{folder / 'config.json'} cannot be written: No space left on device"
     assert (folder / "config.json").read_bytes() == before

@@ -11,9 +11,8 @@ from PIL import Image
 
 import meshcap
 import tiny_captioner
-from meshcap import Captioner, MeshcapError, load
+from meshcap import Captioner, MeshcapError, folders, load
 from meshcap.calibration import Calibration
-from meshcap.models import pretrained
 from meshcap.vision import load_vision
 
 ROOT = Path(__file__).parents[2]
@@ -24,12 +23,12 @@ PICTURE = Image.linear_gradient("L")
 @pytest.fixture
 def packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tiny_captioner.saved(tmp_path / "packaged", CALIBRATION)
-    monkeypatch.setattr(pretrained, "PACKAGED", folder)
+    monkeypatch.setattr(folders, "PACKAGED", folder)
     return folder
 
 
 def test_it_lies_in_the_package() -> None:
-    assert Path(meshcap.__file__).parent / "default" == pretrained.PACKAGED
+    assert Path(meshcap.__file__).parent / "default" == folders.PACKAGED
 
 
 def test_by_no_name_and_by_its_name(packaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +48,7 @@ def test_by_no_name_and_by_its_name(packaged: Path, tmp_path: Path, monkeypatch:
 
 
 def test_an_installation_without_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pretrained, "PACKAGED", tmp_path)
+    monkeypatch.setattr(folders, "PACKAGED", tmp_path)
     for read in (Captioner.from_pretrained, lambda: load("default"), lambda: load_vision("default")):
         with pytest.raises(MeshcapError, match=r"^this installation carries no model of its own: name a .*hub$"):
             read()

@@ -11,8 +11,8 @@ import torch
 
 import tiny_data
 from meshcap import Captioner
+from meshcap import weights as storage
 from meshcap.data.dataset import Dataset, Sample
-from meshcap.models import pretrained
 from meshcap.training.checkpoint import latest
 from meshcap.training.log import read_log
 from meshcap.training.run import Run, fingerprint, with_val
@@ -60,7 +60,7 @@ def test_the_disk_is_full_while_the_model_is_written(
 ) -> None:
     """At a later validation: the model of the earlier one stays whole, and --resume works when there is room."""
     run, written = tmp_path / "run", []
-    real = pretrained.save_file
+    real = storage.save_file
 
     def full(weights: dict, path: Path, **options: object) -> None:
         if "model.safetensors" in str(path):
@@ -72,7 +72,7 @@ def test_the_disk_is_full_while_the_model_is_written(
 
     words = tiny_data.train_words(data, run, xe=30, lr=5e-3)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pretrained, "save_file", full)
+        patch.setattr(storage, "save_file", full)
         assert tiny_data.call(words) == 2
     assert "No space left on device" in last_error(capsys)
     assert len(written) == 2

@@ -11,7 +11,6 @@ from safetensors.torch import load_file, save_file
 
 from meshcap.errors import MeshcapError
 from meshcap.vision import VISIONS, Preprocess, Vision, create_vision, load_vision, save_vision
-from meshcap.vision import folder as folders
 from meshcap.vision.efficientnet import EfficientNetLite
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -161,7 +160,7 @@ def test_from_the_hub(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append((name, filename, hub))
         return str(saved / filename)
 
-    monkeypatch.setattr("meshcap.models.pretrained.hf_hub_download", download)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
     vision = load_vision("somebody/model", revision="v2")
     assert torch.equal(vision.norm.weight, load_vision(saved).norm.weight)
     assert asked == [
@@ -176,7 +175,7 @@ def test_a_model_on_the_hub_without_eyes(monkeypatch: pytest.MonkeyPatch, tmp_pa
     def fail(*_: Any, **__: Any) -> str:
         raise errors[-1]
 
-    monkeypatch.setattr("meshcap.models.pretrained.hf_hub_download", fail)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", fail)
     assert load_vision("somebody/model") is None
     # Without a network it is not known, unless the hub said so before: then the cache remembers.
     errors.append(LocalEntryNotFoundError("not in the cache"))
@@ -216,8 +215,8 @@ def test_eyes_with_their_own_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setitem(VISIONS, "own", Own)
     save_vision(Own(7), tmp_path)
     assert load_vision(tmp_path).number == 7
-    monkeypatch.setattr("meshcap.models.pretrained.hf_hub_download", lambda name, file, **_: str(tmp_path / file))
-    monkeypatch.setattr(folders, "snapshot_download", lambda name, **_: str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda name, file, **_: str(tmp_path / file))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: str(tmp_path))
     assert load_vision("somebody/model").number == 7
     with pytest.raises(MeshcapError, match="a vision 'own' keeps its files in a way of its own: 8 bits are not for it"):
         save_vision(Own(7), tmp_path / "small", bits=8)

@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 from meshcap.batch.inputs import Picture
 from meshcap.batch.output import replace
 from meshcap.errors import MeshcapError
-from meshcap.files import write_beside
+from meshcap.files import write_text
 
 ATTRIBUTE = re.compile(r"""([^\s/>=]+)(?:\s*=\s*("[^"]*"|'[^']*'|[^\s>]*))?""")
 
@@ -121,7 +121,7 @@ def pictures_of(pages: Sequence[str], *, overwrite: bool, saved_list: Path) -> l
         saved_list.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise MeshcapError(f"{saved_list.parent} cannot be written: {error.strerror or error}") from error
-    write_beside(saved_list, lambda part: part.write_text(text, encoding="utf-8", errors="surrogateescape"))
+    write_text(saved_list, text, errors="surrogateescape")
     return [Picture(path) for path in paths]
 
 

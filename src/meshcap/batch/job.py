@@ -22,9 +22,8 @@ from meshcap.batch.alt_text import fill
 from meshcap.batch.inputs import Picture
 from meshcap.batch.output import Delivery, Row, errors_path, json_lines, write_errors, write_table
 from meshcap.errors import FailedError, MeshcapError
-from meshcap.files import write_beside
-from meshcap.models.pretrained import WEIGHTS, find_file, find_optional
-from meshcap.vision.folder import FOLDER
+from meshcap.files import write_text
+from meshcap.folders import VISION_FOLDER, WEIGHTS, find_file, find_optional
 
 JOB, PAGES, ERRORS = "job.json", "pages.json", "errors.jsonl"
 PER_FOLDER = 1000  # block files in one folder
@@ -101,7 +100,7 @@ class Job:
     def _save(self) -> None:
         text = json.dumps(self.facts | ({"done": self.done} if self.done else {}), indent=1, ensure_ascii=False) + "\n"
         path = self.folder / JOB
-        write_beside(path, lambda part: part.write_text(text, encoding="utf-8", errors="surrogateescape"))
+        write_text(path, text, errors="surrogateescape")
 
     def finish(self, counts: dict[str, int]) -> None:
         """Remember that all is done and written, and let go of the blocks."""
@@ -130,7 +129,7 @@ class Job:
             raise FailedError(f"block {block} came back with {len(rows)} rows that are not those of its pictures")
         path = self.path(block)
         path.parent.mkdir(exist_ok=True)
-        write_beside(path, lambda part: part.write_text(json_lines(rows), encoding="utf-8", errors="surrogateescape"))
+        write_text(path, json_lines(rows), errors="surrogateescape")
 
     def rows(self) -> Iterator[Row]:
         """All of a finished job, in the order of its pictures."""
@@ -267,6 +266,6 @@ def errors_file(state: Path, table: Path | None) -> Path:
 def weights_of(model: str) -> str:
     """Which model it is, whatever its folder is called: going on with another one would mix their captions."""
     digest = hashlib.blake2b(digest_size=12)
-    for path in (find_file(model, WEIGHTS), find_optional(model, f"{FOLDER}/{WEIGHTS}")):
+    for path in (find_file(model, WEIGHTS), find_optional(model, f"{VISION_FOLDER}/{WEIGHTS}")):
         digest.update(b"" if path is None else path.read_bytes())
     return digest.hexdigest()

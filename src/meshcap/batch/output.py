@@ -20,7 +20,7 @@ from typing import Any
 from meshcap.batch import metadata
 from meshcap.batch.inputs import Picture, need_pyarrow
 from meshcap.errors import MeshcapError
-from meshcap.files import write_beside
+from meshcap.files import write_file, write_text
 
 Row = dict[str, Any]
 SUFFIXES = (".jsonl", ".csv", ".parquet")
@@ -51,14 +51,14 @@ def write_table(path: Path, rows: Iterable[Row], *, words: bool, alternatives: b
         raise MeshcapError(f"{path} ends in {path.suffix!r}, expected one of {', '.join(SUFFIXES)}")
     columns = ["path", "caption", "confidence", *(["words", "log_probs"] if words else [])]
     columns += ["alternatives"] if alternatives else []
-    write_beside(path, lambda part: write(part, _captioned(rows), columns))
+    write_file(path, lambda part: write(part, _captioned(rows), columns))
 
 
 def write_errors(path: Path, rows: Iterable[Row]) -> None:
     """The pictures with an error, and what it is. Without any there is no such file."""
     errors = [{"path": row["path"], "error": row["error"]} for row in rows if "error" in row]
     if errors:
-        write_beside(path, lambda part: part.write_text(json_lines(errors), encoding="utf-8", errors="surrogateescape"))
+        write_text(path, json_lines(errors), errors="surrogateescape")
     else:
         path.unlink(missing_ok=True)
 

@@ -22,7 +22,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from meshcap.errors import MeshcapError
-from meshcap.files import write_beside
+from meshcap.files import write_file, write_text
 from meshcap.memory.hopfield import Hopfield, retrieve
 from meshcap.report.charts import Axis, nice_ticks
 
@@ -182,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name, patterns in rows[1:]:
             wrong = ((patterns > 0) != (rows[0][1] > 0)).sum(1)
             print(f"{name:26} wrong pixels of 64, digits 0-9: {' '.join(f'{n:2}' for n in wrong.tolist())}")
-        write_beside(chosen.digits, lambda part: sheet(rows).save(part, "PNG", optimize=True))
+        write_file(chosen.digits, lambda part: sheet(rows).save(part, "PNG", optimize=True))
     if chosen.out or not chosen.digits:
         began = time.process_time()
         curves = measure(chosen.units, LOADS, chosen.seeds)
@@ -190,7 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         counts = ", ".join(f"{networks(units, chosen.seeds)} of {units:,}" for units in chosen.units)
         print(f"networks for each point: {counts} units; {time.process_time() - began:.0f} s of CPU")
         if chosen.out:
-            write_beside(chosen.out, lambda part: part.write_text(draw(curves), encoding="utf-8"))
+            write_text(chosen.out, draw(curves))
 
 
 if __name__ == "__main__":

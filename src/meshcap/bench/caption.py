@@ -120,7 +120,7 @@ def weights_of(model: Path) -> tuple[int, int]:
     """How many numbers the files of a model folder hold, and how many bytes they take."""
     from safetensors import SafetensorError, safe_open
 
-    from meshcap.models.quantised import SCALE
+    from meshcap.weights import SCALE
 
     parameters = size = 0
     for path in sorted(model.rglob("*.safetensors")):

@@ -27,7 +27,7 @@ from meshcap.bench.mechanisms_speed import speed_plot
 from meshcap.data import Sample
 from meshcap.data.pool import cores
 from meshcap.errors import FailedError, MeshcapError
-from meshcap.files import write_beside
+from meshcap.files import write_text
 from meshcap.metrics import java
 from meshcap.text.tokenizers import tokenize_each
 from meshcap.training.distributed import World
@@ -186,8 +186,8 @@ def written(out: Path, bench: Bench, names: Sequence[str]) -> list[Row]:
     """Page and plots of results that are all there."""
     rows = Results.read(out, bench.signature).rows(names, bench.seeds)
     told = page(rows, bench, BEAMS, WORDS)
-    write_beside(out / PAGE, lambda path: path.write_text(told, encoding="utf-8"))
-    write_beside(out / PLOT, lambda path: path.write_text(plot(rows), encoding="utf-8"))
+    write_text(out / PAGE, told)
+    write_text(out / PLOT, plot(rows))
     if any(row.captions for row in rows):
-        write_beside(out / SPEED, lambda path: path.write_text(speed_plot(rows), encoding="utf-8"))
+        write_text(out / SPEED, speed_plot(rows))
     return rows

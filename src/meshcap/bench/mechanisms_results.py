@@ -15,7 +15,7 @@ import numpy
 from meshcap.bench.mechanisms_cases import REFERENCE
 from meshcap.bench.mechanisms_jobs import Job
 from meshcap.errors import MeshcapError
-from meshcap.files import write_beside
+from meshcap.files import write_text
 from meshcap.metrics.bootstrap import Measure, differences, intervals
 
 RESULTS, BENCH = "results.jsonl", "bench.json"
@@ -40,7 +40,7 @@ class Bench:
 
     def save(self, folder: Path) -> None:
         text = json.dumps(asdict(self), indent=2, default=str) + "\n"
-        write_beside(folder / BENCH, lambda path: path.write_text(text, encoding="utf-8"))
+        write_text(folder / BENCH, text)
 
     @classmethod
     def load(cls, folder: Path) -> Bench:

@@ -14,7 +14,7 @@ import numpy
 from meshcap.calibration.choose import choose, signals_of
 from meshcap.calibration.curves import EITHER, SIGNALS, measured
 from meshcap.errors import MeshcapError
-from meshcap.files import write_beside
+from meshcap.files import write_text
 
 CALIBRATION = "calibration.json"
 VERSION = 1
@@ -91,7 +91,7 @@ class Calibration:
         }
         lines = (f" {json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}" for name, value in content.items())
         text = "{\n" + ",\n".join(lines) + "\n}\n"
-        write_beside(Path(folder) / CALIBRATION, lambda part: part.write_text(text, encoding="utf-8"))
+        write_text(Path(folder) / CALIBRATION, text)
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:

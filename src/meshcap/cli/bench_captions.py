@@ -65,8 +65,8 @@ def caption(
     from meshcap.bench.caption import bench_caption, show
     from meshcap.bench.caption_peers import PEERS
     from meshcap.bench.measure import machine
+    from meshcap.folders import folder_of
     from meshcap.models.packed import can_pack
-    from meshcap.models.pretrained import folder_of
 
     folder = folder_of(model)
     if not folder.is_dir():

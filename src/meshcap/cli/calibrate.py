@@ -67,8 +67,8 @@ def calibrate(
     from meshcap.calibration.trial import try_calibration
     from meshcap.captioner import VOCABULARY
     from meshcap.data import read_dataset
+    from meshcap.folders import find_file
     from meshcap.metrics import score
-    from meshcap.models.pretrained import find_file
     from meshcap.text import Vocabulary
 
     tokenizer = Vocabulary.load(find_file(model, VOCABULARY)).tokenizer

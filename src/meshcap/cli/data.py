@@ -13,7 +13,7 @@ import typer
 from meshcap.cli import options
 from meshcap.cli.data_features import features
 from meshcap.errors import MeshcapError
-from meshcap.files import write_beside
+from meshcap.files import write_text
 
 if TYPE_CHECKING:
     from meshcap.data.packing import Pack
@@ -63,7 +63,7 @@ def check(
         report = look_over(dataset, fast=fast, workers=workers, progress=progress)
     if leave_out is not None:
         text = "".join(f"{id}\n" for id in report.to_leave_out)
-        write_beside(leave_out, lambda path: path.write_text(text, encoding="utf-8"))
+        write_text(leave_out, text)
     if json:
         typer.echo(json_format.dumps(report.to_dict(), ensure_ascii=False))
     else:

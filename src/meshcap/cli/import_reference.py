@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from meshcap.errors import MeshcapError
+from meshcap.files import expect_free, new_folder
 
 
 def import_reference(
@@ -23,19 +23,14 @@ def import_reference(
 
     Example: meshcap import-reference meshed_memory_transformer.pth --vocab vocab.pkl --out m2-public
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise MeshcapError(f"{out} exists and is not an empty folder: choose another --out")
+    expect_free(out)
     from meshcap.captioner import Captioner
     from meshcap.models.reference import read_reference
     from meshcap.text.foreign import read_vocabulary
 
     words = read_vocabulary(vocab)
     captioner = Captioner(read_reference(checkpoint, regions=regions, d_head=head_width), words)
-    # The folder appears whole: written under another name, then renamed.
-    part = out.with_name(f".{out.name}.part")
-    captioner.save_pretrained(part)
-    if out.exists():
-        out.rmdir()
-    part.rename(out)
+    with new_folder(out) as part:
+        captioner.save_pretrained(part)
     weights = sum(p.numel() for p in captioner.model.parameters())
     typer.echo(f"{out}: M² with {weights / 1e6:.1f} M weights and {len(words):,} words")

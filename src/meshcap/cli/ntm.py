@@ -144,19 +144,19 @@ def save(folder: Path, machine: TuringMachine, task: Task, lessons: Lessons, tol
     from safetensors.torch import save_file
 
     from meshcap.cli.ntm_picture import picture
-    from meshcap.files import write_beside
+    from meshcap.files import write_file, write_text
 
     def written(name: str, content: dict[str, Any]) -> None:
         text = json_format.dumps(content, indent=2) + "\n"
-        write_beside(folder / name, lambda part: part.write_text(text, encoding="utf-8"))
+        write_text(folder / name, text)
 
     weights = {name: tensor.contiguous() for name, tensor in machine.state_dict().items()}
-    write_beside(folder / "model.safetensors", lambda part: save_file(weights, part))
+    write_file(folder / "model.safetensors", lambda part: save_file(weights, part))
     written("config.json", asdict(machine.config))
     written("result.json", told)
     generator = torch.Generator().manual_seed(lessons.seed + 2)
     shown = picture(machine, task.batch(1, 2 * lessons.longest, lessons.width, generator))
-    write_beside(folder / "memory.png", lambda part: shown.save(part, "PNG", optimize=True))
+    write_file(folder / "memory.png", lambda part: shown.save(part, "PNG", optimize=True))
 
 
 def show(told: dict[str, Any]) -> None:

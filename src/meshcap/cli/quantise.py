@@ -13,7 +13,7 @@ from meshcap.errors import MeshcapError
 
 if TYPE_CHECKING:
     from meshcap.captioner import Captioner
-    from meshcap.models.quantised import Bits
+    from meshcap.folders import Bits
 
 
 def quantise(
@@ -30,12 +30,11 @@ def quantise(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise MeshcapError(f"{out} exists and is not an empty folder: choose another one")
     from meshcap.captioner import VOCABULARY, Captioner, load_calibration
+    from meshcap.folders import VISION_FOLDER, WEIGHTS, find_file
     from meshcap.models import load
-    from meshcap.models.pretrained import WEIGHTS, find_file, stored
-    from meshcap.models.quantised import largest_error
     from meshcap.text import Vocabulary
     from meshcap.vision import load_vision
-    from meshcap.vision.folder import FOLDER
+    from meshcap.weights import largest_error, stored
 
     width: Bits = 8 if bits == "8" else 16
     # Not as Captioner.from_pretrained reads it: weights that are laid out for the CPU cannot be written.
@@ -43,7 +42,7 @@ def quantise(
     captioner = Captioner(load(model), words, load_vision(model), load_calibration(model))
     write_whole(out, captioner, width, card=Path(model) / "README.md")
     before, after, worst = 0, 0, 0.0
-    for network, file in ((captioner.model, WEIGHTS), (captioner.vision, f"{FOLDER}/{WEIGHTS}")):
+    for network, file in ((captioner.model, WEIGHTS), (captioner.vision, f"{VISION_FOLDER}/{WEIGHTS}")):
         if network is not None and (weights := stored(network)):  # some eyes have none
             before += find_file(model, file).stat().st_size
             after += (out / file).stat().st_size

@@ -181,7 +181,7 @@ def _span(ends: tuple[float, float] | None, sign: str = "") -> str:
 
 
 def _write_table(path: Path, result: Result, captions: dict[str, list[str]]) -> None:
-    from meshcap.files import write_beside
+    from meshcap.files import write_file
 
     def write(part: Path) -> None:
         with open(part, "w", encoding="utf-8", newline="") as file:
@@ -190,4 +190,4 @@ def _write_table(path: Path, result: Result, captions: dict[str, list[str]]) -> 
             for id, scores in result.per_image.items():
                 rows.writerow([id, captions[id][0], *("" if value is None else value for value in scores.values())])
 
-    write_beside(path, write)
+    write_file(path, write)

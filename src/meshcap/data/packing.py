@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from meshcap.data.shard_writer import Packed, Shard, write_shards
 from meshcap.errors import MeshcapError
-from meshcap.files import write_beside
+from meshcap.files import remove_unfinished, write_text
 
 MANIFEST = "pack.json"
 MEGABYTE = 1_000_000
@@ -59,7 +59,7 @@ class Pack:
             "left_out": self.left_out,
         }
         text = json.dumps(told, indent=1, ensure_ascii=False) + "\n"
-        write_beside(folder / MANIFEST, lambda part: part.write_text(text, encoding="utf-8", errors="surrogateescape"))
+        write_text(folder / MANIFEST, text, errors="surrogateescape")
 
     @classmethod
     def load(cls, folder: Path) -> Pack:
@@ -136,14 +136,12 @@ def _open(folder: Path, settings: dict[str, Any]) -> Pack:
     """What is finished in a folder, and nothing half-finished."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        remove_unfinished(folder)
         there = sorted(folder.iterdir())
-        for path in there:
-            if path.name.startswith(".") and path.name.endswith(".part"):
-                path.unlink()
     except OSError as error:
         raise MeshcapError(f"{folder} cannot be made a folder of shards: {error.strerror or error}") from error
     if not (folder / MANIFEST).exists():
-        if others := [path.name for path in there if not path.name.endswith(".part")]:
+        if others := [path.name for path in there]:
             raise MeshcapError(f"{folder} holds {others[0]} and no {MANIFEST}: expected a new or empty folder")
         pack = Pack(settings)
         pack.save(folder)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from meshcap.data.locate import PICTURES
-from meshcap.files import write_beside
+from meshcap.files import write_file
 
 RECORD = 10_240  # tars end on a whole one
 LONGEST_KEY = 80  # with its ending it fits a plain tar header
@@ -80,7 +80,7 @@ def write_shards(folder: Path, split: str, samples: Iterator[Packed], *, most: i
     number = first
     while rest.next is not None:
         name = f"{split}-{number}.tar"
-        write_beside(folder / name, lambda part: rest.fill(part, most))
+        write_file(folder / name, lambda part: rest.fill(part, most))
         yield Shard(name, split, rest.count, rest.stop, rest.size, digest_of(folder / name))
         number += 1
 

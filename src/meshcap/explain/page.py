@@ -21,7 +21,7 @@ from torch import Tensor
 import meshcap
 from meshcap.explain.explanation import Explanation, WordExplanation
 from meshcap.explain.heat import light, place, shade
-from meshcap.files import write_beside
+from meshcap.files import write_text
 from meshcap.report.thumbnails import data_url
 
 LARGE, LITTLE, SHADE = 880, 260, 96  # longer sides in pixels; shades are smooth, and a browser enlarges them well
@@ -35,7 +35,7 @@ def write_page(path: Path, explanation: Explanation, name: str = "") -> None:
         MeshcapError: the file cannot be written.
     """
     text = page(explanation, name)
-    write_beside(path, lambda part: part.write_text(text, encoding="utf-8"))
+    write_text(path, text)
 
 
 def page(explanation: Explanation, name: str = "") -> str:

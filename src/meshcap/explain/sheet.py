@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw, ImageFont
 from meshcap.errors import MeshcapError
 from meshcap.explain.explanation import Explanation, WordExplanation
 from meshcap.explain.heat import lit
-from meshcap.files import write_beside
+from meshcap.files import write_file
 from meshcap.report.thumbnails import thumbnail
 
 WIDE, LARGE, LITTLE, GAP = 1120, 340, 128, 16
@@ -19,7 +19,7 @@ PAPER, INK, FAINT, BAR, TRACK = "white", (28, 32, 38), (92, 100, 112), (42, 111,
 def write_sheet(path: Path, explanation: Explanation) -> None:
     """Write the PNG; a reader sees the old one or the new one."""
     paper = sheet(explanation)
-    write_beside(path, lambda part: paper.save(part, "PNG", optimize=True))
+    write_file(path, lambda part: paper.save(part, "PNG", optimize=True))
 
 
 def sheet(explanation: Explanation) -> Image.Image:

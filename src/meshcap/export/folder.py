@@ -22,9 +22,9 @@ from meshcap.export.fold import folded
 from meshcap.export.graphs import parts_of, trace
 from meshcap.export.int8 import narrowed
 from meshcap.export.onnx_files import need_onnx, onnx_graphs, quietly, write_onnx
+from meshcap.folders import find_file
 from meshcap.models import CaptionModel, load
 from meshcap.models.packed import Int8Linear, PackedLinear
-from meshcap.models.pretrained import find_file
 from meshcap.runtime import Captioner as Exported
 from meshcap.runtime.facts import FACTS, GRAPHS, Facts, Part, expect_not_exported
 from meshcap.text import Vocabulary

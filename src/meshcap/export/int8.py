@@ -1,6 +1,6 @@
 """ONNX graphs with weights of 8 bits: a quarter of the file, and matrix products in whole numbers.
 
-    scale_r = max_k |W_rk| / 127      one for each row r, which makes one output: as `meshcap.models.quantised` has it
+    scale_r = max_k |W_rk| / 127      one for each row r, which makes one output: as `meshcap.weights` has it
 
 - Matrices that are multiplied by what comes in (`MatMul`) stay in 8 bits while they run. What comes in is rounded as it
   comes, with one scale for all of it, and onnxruntime does both in one kernel.
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from meshcap.models.quantised import LEAST, LEAST_ROW
+from meshcap.weights import LEAST, LEAST_ROW
 
 MIDDLE = 128  # what stands for zero
 

@@ -14,7 +14,7 @@ import torch
 from torch.export import ExportedProgram
 
 from meshcap.errors import FailedError, MeshcapError
-from meshcap.files import write_beside
+from meshcap.files import write_file
 from meshcap.runtime.facts import NEXT, Part
 from meshcap.runtime.graphs import first_line
 
@@ -104,7 +104,7 @@ def root(error: BaseException) -> Exception:
 def write_onnx(model: Any, path: Path) -> None:
     import onnx
 
-    write_beside(path, lambda part: onnx.save(model, str(part)))
+    write_file(path, lambda part: onnx.save(model, str(part)))
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from typing import Any
 import numpy
 
 from meshcap.errors import MeshcapError
-from meshcap.files import write_beside
+from meshcap.files import write_file
 from meshcap.metrics.ngrams import Array, Captions, Grams, Tokens, check_references, count_grams
 
 MOST_WORDS = 4  # in an n-gram
@@ -109,7 +109,7 @@ class DocumentFrequencies:
             with open(part, "wb") as file:  # a file, because numpy would add .npz to a name
                 numpy.savez_compressed(file, **arrays)
 
-        write_beside(Path(path), write)
+        write_file(Path(path), write)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> DocumentFrequencies:

@@ -1,8 +1,7 @@
 """What all captioning models share: their settings, and how they are written to and read from a folder.
 
 A model folder holds `config.json` (the settings and the model's name) and `model.safetensors`. Reading one executes
-no code of the folder's, and a file that does not fit is refused with its first mismatch. A model is named by its folder
-or as on the Hugging Face hub; "default" is the one inside the package.
+no code of the folder's, and a file that does not fit is refused with its first mismatch.
 """
 
 from __future__ import annotations
@@ -13,23 +12,17 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, overload
 
 import torch
-from huggingface_hub import ModelHubMixin, hf_hub_download, try_to_load_from_cache
-from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from huggingface_hub import ModelHubMixin
 from torch import Tensor, nn
 
 from meshcap.attention import State
 from meshcap.errors import MeshcapError
-from meshcap.files import write_beside
+from meshcap.files import write_text
+from meshcap.folders import CONFIG, WEIGHTS, Bits, find_file, read_config
 from meshcap.models.blank import Blank
 from meshcap.models.packed import Int8Linear, PackedLinear
-from meshcap.models.quantised import Bits, reduced, restorable, restore
 from meshcap.regions import Regions
-
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
-DEFAULT = "default"
-PACKAGED = Path(__file__).resolve().parents[1] / "default"  # the folder of the model that the package carries
+from meshcap.weights import load_weights, save_weights, stored
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,16 +223,15 @@ class CaptionModel(
         self._save_pretrained(folder, bits)
         card = folder / "README.md"
         if not card.exists():
-            self.generate_model_card(**(model_card_kwargs or {})).save(card)
+            write_text(card, self.generate_model_card(**(model_card_kwargs or {})).content)
         if not push_to_hub:
             return None
         return self.push_to_hub(repo_id or folder.name, model_card_kwargs=model_card_kwargs, **hub)
 
     def _save_pretrained(self, save_directory: Path, bits: Bits = 32) -> None:
         settings = json.dumps({"model": self.name, **self.config.to_dict()}, indent=2) + "\n"
-        weights = stored(self, bits)
-        write_beside(save_directory / WEIGHTS, lambda path: write_weights(weights, path))
-        write_beside(save_directory / CONFIG, lambda path: path.write_text(settings, encoding="utf-8"))
+        save_weights(save_directory / WEIGHTS, stored(self, bits))
+        write_text(save_directory / CONFIG, settings)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **hub: Any) -> Self:
@@ -262,105 +254,5 @@ class CaptionModel(
         config = cls.config_class.from_dict(settings)
         with Blank():
             model = cls(config)
-        fill(model, find_file(model_id, WEIGHTS, **hub))
+        load_weights(model, find_file(model_id, WEIGHTS, **hub))
         return model.eval()
-
-
-def stored(module: nn.Module, bits: Bits = 32) -> dict[str, Tensor]:
-    """A module's weights as its file keeps them. Buffers (positions, statistics) are never rounded: they are small."""
-    buffers = {name for name, _ in module.named_buffers()}
-    weights = reduced(module.state_dict(), bits, exact=buffers)
-    return {name: tensor.contiguous() for name, tensor in weights.items()}
-
-
-def write_weights(weights: dict[str, Tensor], path: Path) -> None:
-    try:
-        save_file(weights, path, metadata={"format": "pt"})
-    except SafetensorError as error:  # a full disk, say: an OSError by another name
-        raise OSError(str(error)) from error
-
-
-def folder_of(model_id: str | Path) -> Path:
-    """Where a model lies, if it lies in a folder. `"default"` names the packaged one; `./default` is a folder of yours.
-
-    Raises:
-        MeshcapError: the packaged one was asked for, and this installation has none.
-    """
-    if model_id != DEFAULT:  # which a Path never equals
-        return Path(model_id)
-    if not (PACKAGED / CONFIG).is_file():
-        raise MeshcapError("this installation carries no model of its own: name a model folder or one on the hub")
-    return PACKAGED
-
-
-def find_optional(model_id: str | Path, filename: str, **hub: Any) -> Path | None:
-    """As `find_file`; None where there is such a model, and it has no such file."""
-    folder = folder_of(model_id)
-    if folder.is_dir():
-        path = folder / filename
-        return path if path.is_file() else None
-    try:
-        return find_file(model_id, filename, **hub)
-    except MeshcapError as error:
-        cause = error.__cause__
-        if isinstance(cause, LocalEntryNotFoundError):  # no network: the hub may have said before that there is none
-            where = {key: hub[key] for key in ("cache_dir", "revision") if key in hub}
-            known = try_to_load_from_cache(str(model_id), filename, **where)
-            if known is None or isinstance(known, str):
-                raise
-        elif not isinstance(cause, EntryNotFoundError):
-            raise
-        return None
-
-
-def find_file(model_id: str | Path, filename: str, **hub: Any) -> Path:
-    """A file of a model folder, of a model on the Hugging Face hub, or of the packaged one."""
-    folder = folder_of(model_id)
-    if folder.is_dir():
-        path = folder / filename
-        if not path.is_file():
-            raise MeshcapError(f"{folder} has no {filename}: expected a model folder as save_pretrained writes it")
-        return path
-    if folder.exists():
-        raise MeshcapError(f"{folder} is a file, expected a model folder with {CONFIG} and {WEIGHTS}")
-    try:
-        return Path(hf_hub_download(str(model_id), filename, **hub))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise MeshcapError(
-            f"no model {str(model_id)!r}: neither a folder here nor found on the hub ({reason})"
-        ) from error
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise MeshcapError(f"{path} is not readable JSON ({error}): expected the settings of a model") from error
-    if not isinstance(settings, dict):
-        raise MeshcapError(f"{path} holds a {type(settings).__name__}, expected an object with the settings of a model")
-    return settings
-
-
-def fill(model: nn.Module, path: Path) -> None:
-    """Read weights into a model; refuse a file that does not fit, naming the first mismatch, before any is changed.
-
-    Those of 8 bits (`meshcap.models.quantised`) are restored on the way.
-    """
-    expected = model.state_dict()
-    try:
-        with safe_open(path, framework="pt") as file:
-            given = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-    except (SafetensorError, OSError) as error:
-        raise MeshcapError(f"{path} is not a readable safetensors file ({error}): truncated or corrupted?") from error
-    names = restorable(given, owner=str(path))
-    for name, tensor in expected.items():
-        if name not in names:
-            raise MeshcapError(f"{path} lacks {name} {tuple(tensor.shape)}, which the settings beside it call for")
-        if given[name].shape != tensor.shape:
-            raise MeshcapError(f"{path} has {name} of shape {tuple(given[name].shape)}, expected {tuple(tensor.shape)}")
-    for name in names:
-        if name not in expected:
-            raise MeshcapError(f"{path} has {name}, which the settings beside it do not call for")
-    for name, tensor in expected.items():  # one by one: all at once in float32 would be a second model in memory
-        restore(tensor, given, name)

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from meshcap.errors import MeshcapError
+from meshcap.folders import CONFIG, find_file, read_config
 from meshcap.models.hierarchical import Hierarchical
 from meshcap.models.hopfield import HopfieldCaptioner
 from meshcap.models.m2 import M2
 from meshcap.models.ntm import NTM
-from meshcap.models.pretrained import CONFIG, CaptionModel, find_file, read_config
+from meshcap.models.pretrained import CaptionModel
 from meshcap.models.seq2seq import Seq2Seq
 from meshcap.models.show_attend_tell import ShowAttendTell
 from meshcap.models.transformer import Transformer

@@ -12,7 +12,7 @@ from typing import Literal
 from PIL import Image, ImageDraw, ImageFont
 
 from meshcap.errors import MeshcapError
-from meshcap.files import write_beside
+from meshcap.files import write_file, write_text
 
 PAPER, INK, SOFT, LINE, BLUE, ORANGE = "#ffffff", "#1c2026", "#5c6470", "#e2e3e0", "#2a6fdb", "#d4611c"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Noto Sans', 'Liberation Sans', sans-serif"
@@ -103,9 +103,9 @@ class Drawing:
     def write(self, path: Path) -> None:
         """As the name's ending says; a reader sees the old file or the new one."""
         if path.suffix.lower() == ".svg":
-            write_beside(path, lambda part: part.write_text(self.as_svg(), encoding="utf-8"))
+            write_text(path, self.as_svg())
         elif path.suffix.lower() == ".png":
-            write_beside(path, lambda part: self.as_picture().save(part, "PNG", optimize=True))
+            write_file(path, lambda part: self.as_picture().save(part, "PNG", optimize=True))
         else:
             raise MeshcapError(f"{path} is no name of a drawing: expected one that ends in {' or '.join(SUFFIXES)}")
 

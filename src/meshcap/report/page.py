@@ -20,7 +20,7 @@ from typing import Any
 from PIL import Image
 
 import meshcap
-from meshcap.files import write_beside
+from meshcap.files import write_text
 from meshcap.metrics import Result
 from meshcap.report.charts import chart
 from meshcap.report.curves import STAGES, Curve
@@ -63,7 +63,7 @@ def write_report(path: Path, report: ReportContent) -> None:
         MeshcapError: the file cannot be written.
     """
     text = page(report)
-    write_beside(path, lambda part: part.write_text(text, encoding="utf-8"))
+    write_text(path, text)
 
 
 def picks(result: Result, *, random: int = 50, each: int = 16, seed: int = 0) -> dict[str, list[str]]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from meshcap.errors import MeshcapError
-from meshcap.files import write_beside
+from meshcap.files import write_text
 from meshcap.text.sentence import full_stop, join_words
 
 SPECIAL = ("<unk>", "<pad>", "<bos>", "<eos>")
@@ -123,7 +123,7 @@ class Vocabulary:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write beside `path`, then rename: a reader sees the old file or the new one, never half of one."""
         text = json.dumps(self._as_tokenizers(), ensure_ascii=False, indent=2) + "\n"
-        write_beside(Path(path), lambda part: part.write_text(text, encoding="utf-8", newline="\n"))
+        write_text(Path(path), text)
 
     @property
     def words(self) -> list[str]:

@@ -15,8 +15,8 @@ from torch import nn
 
 from meshcap.captioner import VOCABULARY, Captioner
 from meshcap.errors import MeshcapError
+from meshcap.folders import find_file
 from meshcap.models import load
-from meshcap.models.pretrained import find_file
 from meshcap.text import Vocabulary
 from meshcap.vision import load_vision
 

@@ -22,8 +22,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from meshcap.errors import MeshcapError
-from meshcap.models.pretrained import write_weights
 from meshcap.training.optimiser import Average
+from meshcap.weights import write_safetensors
 
 FOLDER, TENSORS, STATE = "checkpoints", "state.safetensors", "state.json"
 KEPT = 2
@@ -96,7 +96,7 @@ def save_checkpoint(
             )
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir()
-        write_weights({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, part / TENSORS)
+        write_safetensors({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, part / TENSORS)
         state = {**asdict(position), "average_steps": average.steps, "blake2b": checksum(part / TENSORS)}
         (part / STATE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
         for name in (TENSORS, STATE):

@@ -13,7 +13,7 @@ from meshcap.bench.measure import machine
 from meshcap.calibration import FEWEST
 from meshcap.calibration.trial import Trial, try_calibration
 from meshcap.data.dataset import Sample
-from meshcap.files import write_beside
+from meshcap.files import write_text
 from meshcap.report.curves import curves_of
 from meshcap.report.page import ReportContent, SampleCard, picks, write_report
 from meshcap.report.reliability import trial_drawing
@@ -28,7 +28,7 @@ METRICS = ("bleu", "ROUGE-L", "CIDEr")
 
 def write_json(path: Path, content: Any) -> None:
     text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-    write_beside(path, lambda part: part.write_text(text, encoding="utf-8"))
+    write_text(path, text)
 
 
 def write_captions(path: Path, samples: Sequence[Sample], exam: Exam) -> None:
@@ -49,7 +49,7 @@ def write_captions(path: Path, samples: Sequence[Sample], exam: Exam) -> None:
         for sample, caption in zip(samples, exam.captions, strict=True)
     ]
     text = "[\n" + ",\n".join(lines) + "\n]\n"
-    write_beside(path, lambda part: part.write_text(text, encoding="utf-8"))
+    write_text(path, text)
 
 
 def cards(samples: Sequence[Sample], exam: Exam, **options: int) -> dict[str, list[SampleCard]]:

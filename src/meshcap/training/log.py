@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from meshcap.errors import MeshcapError
-from meshcap.files import write_beside
+from meshcap.files import write_text
 
 Record = dict[str, Any]
 
@@ -56,7 +56,7 @@ class RunLog:
         kept = [record for record in read_log(self.path) if record["step"] <= step]
         lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept)
         self.close()  # before the rename: some systems refuse to replace an open file
-        write_beside(self.path, lambda part: part.write_text(lines, encoding="utf-8"))
+        write_text(self.path, lines)
         self._file = self._open()
 
     def close(self) -> None:

@@ -22,9 +22,9 @@ from meshcap.data import Dataset, Sample, read_dataset
 from meshcap.data.dataset import hashed_split
 from meshcap.data.without import without
 from meshcap.errors import MeshcapError
-from meshcap.files import write_beside
+from meshcap.files import write_text
+from meshcap.folders import CONFIG, WEIGHTS, find_file, read_config
 from meshcap.metrics.reward import CiderReward
-from meshcap.models.pretrained import CONFIG, WEIGHTS, fill, find_file, read_config
 from meshcap.text import Vocabulary
 from meshcap.training.augment import may_be_mirrored
 from meshcap.training.captions import CaptionTable, tokenized
@@ -44,6 +44,7 @@ from meshcap.training.track import Tracker, open_trackers
 from meshcap.training.trainer import Trainer
 from meshcap.vision import Vision, load_vision
 from meshcap.vision.precomputed import FeatureStore, open_features
+from meshcap.weights import load_weights
 
 DATA, LOG = "data.json", "log.jsonl"
 BEFORE = "before-scst"  # a model folder in the run's own
@@ -196,7 +197,7 @@ class Run:
 
     def load_best(self) -> None:
         if (self.folder / CONFIG).is_file():
-            fill(self.parts.model, self.folder / WEIGHTS)
+            load_weights(self.parts.model, self.folder / WEIGHTS)
             self.load_vision()
 
     def keep_before(self) -> None:
@@ -339,7 +340,7 @@ class Run:
 
     def save_data(self) -> None:
         text = json.dumps({"fingerprint": fingerprint(self.train, self.val), "pictures": self.data.counts()}) + "\n"
-        write_beside(self.folder / DATA, lambda path: path.write_text(text, encoding="utf-8"))
+        write_text(self.folder / DATA, text)
 
     def check_same_data(self) -> None:
         try:

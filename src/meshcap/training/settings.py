@@ -13,7 +13,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 from meshcap.errors import MeshcapError
-from meshcap.files import write_beside
+from meshcap.files import write_text
 
 SETTINGS = "training.json"
 STAGES = ("xe", "scst")
@@ -166,7 +166,7 @@ class TrainSettings:
 
     def save(self, folder: Path) -> None:
         text = json.dumps(self.to_dict(), indent=2) + "\n"
-        write_beside(folder / SETTINGS, lambda path: path.write_text(text, encoding="utf-8"))
+        write_text(folder / SETTINGS, text)
 
     @classmethod
     def load(cls, folder: Path) -> Self:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from meshcap.captioner import VOCABULARY
 from meshcap.errors import MeshcapError
+from meshcap.folders import find_file
 from meshcap.models import CaptionModel, create, load
-from meshcap.models.pretrained import find_file
 from meshcap.models.registry import model_class
 from meshcap.text import Vocabulary
 from meshcap.training.settings import TrainSettings

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from PIL import Image
 
 from meshcap.errors import MeshcapError
-from meshcap.files import write_beside
+from meshcap.files import write_text
 from meshcap.report.thumbnails import thumbnail
 
 PROJECT = "meshcap"
@@ -224,7 +224,7 @@ TRACKERS: dict[str, tuple[Callable[[Path, Mapping[str, Any], str, int | None], T
 def _kept_id(path: Path, *, new: bool) -> str:
     """The name under which wandb knows this run, kept in its folder: a resumed run is the same one there."""
     if new or not path.exists():
-        write_beside(path, lambda part: part.write_text(secrets.token_hex(8), encoding="utf-8"))
+        write_text(path, secrets.token_hex(8))
     return path.read_text(encoding="utf-8").strip()
 
 

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from meshcap.errors import MeshcapError
-from meshcap.files import write_beside
+from meshcap.files import remove_unfinished, write_file, write_text
 from meshcap.vision.feature_layouts import HDF5, SETTINGS, Folder, OneFile, as_name, h5py_module
 
 Format = Literal["hdf5", "safetensors", "npy"]
@@ -80,15 +80,15 @@ class FeatureWriter:
             self.folder.mkdir(parents=True, exist_ok=True)
             if about.is_file():
                 self._check(self.folder, json.loads(about.read_text(encoding="utf-8")))
-                # Half of a file, of a run that was killed; safetensors has a name of its own for such.
-                for part in (*self.folder.glob(".*.part"), *self.folder.glob(".tmp*")):
+                remove_unfinished(self.folder)
+                for part in self.folder.glob(".tmp*"):  # of safetensors, in a run that was killed
                     part.unlink()
                 self.done |= Folder(self.folder).ids
             elif any(self.folder.iterdir()):
                 raise MeshcapError(f"{self.folder} has files, and no {SETTINGS}: expected a new or an empty folder")
             else:
                 told = json.dumps(self.settings, indent=2) + "\n"
-                write_beside(about, lambda path: path.write_text(told, encoding="utf-8"))
+                write_text(about, told)
         except OSError as error:
             raise MeshcapError(f"{self.folder} cannot be written: {error.strerror or error}") from error
         except ValueError as error:
@@ -127,9 +127,9 @@ class FeatureWriter:
             arrays["boxes"] = boxes.detach().to("cpu", torch.float32).contiguous()
         if self.format == "npy":
             suffix = ".npy" if boxes is None else ".npz"
-            write_beside(self.folder / f"{as_name(id)}{suffix}", lambda path: _save(path, arrays))
+            write_file(self.folder / f"{as_name(id)}{suffix}", lambda path: _save(path, arrays))
         else:
-            write_beside(self.folder / f"{as_name(id)}.safetensors", lambda path: save_file(arrays, path))
+            write_file(self.folder / f"{as_name(id)}.safetensors", lambda path: save_file(arrays, path))
         self.done.add(id)
 
     def finish(self) -> None:
@@ -138,7 +138,7 @@ class FeatureWriter:
             return
         new = Folder(self.folder)
         if new.ids:
-            write_beside(self.path, lambda path: self._pack(path, new))
+            write_file(self.path, lambda path: self._pack(path, new))
         for file in self.folder.iterdir():
             if file.name != SETTINGS:  # last, so that a run killed here leaves a folder that is known to be ours
                 file.unlink()

@@ -11,27 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
 
 from meshcap.errors import MeshcapError
-from meshcap.files import write_beside
-from meshcap.models.pretrained import (
+from meshcap.files import write_text
+from meshcap.folders import (
+    VISION_CONFIG,
+    VISION_FOLDER,
     WEIGHTS,
-    fill,
+    Bits,
+    fetch_folder,
     find_file,
     find_optional,
-    folder_of,
     read_config,
-    stored,
-    write_weights,
 )
-from meshcap.models.quantised import Bits
 from meshcap.vision.base import Vision
 from meshcap.vision.efficientnet import VARIANTS, EfficientNetLite, load_imagenet
 from meshcap.vision.patches import Patches
 from meshcap.vision.small import SmallCNN
-
-FOLDER, SETTINGS = "vision", "vision.json"
+from meshcap.weights import load_weights, save_weights, stored
 
 VISIONS: dict[str, type[Vision]] = {kind.name: kind for kind in (EfficientNetLite, Patches, SmallCNN)}
 
@@ -77,7 +74,7 @@ def save_vision(vision: Vision, model_folder: str | Path, *, bits: Bits = 32) ->
     own_way: Any = getattr(vision, "save_weights", None)
     if own_way is not None and bits != 32:
         raise MeshcapError(f"a vision {vision.name!r} keeps its files in a way of its own: {bits} bits are not for it")
-    folder = Path(model_folder) / FOLDER
+    folder = Path(model_folder) / VISION_FOLDER
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -87,10 +84,10 @@ def save_vision(vision: Vision, model_folder: str | Path, *, bits: Bits = 32) ->
         own_way(folder)
     elif state := stored(vision, bits):
         weights = {name: t.float() if t.dtype == torch.float64 else t for name, t in state.items()}
-        write_beside(folder / WEIGHTS, lambda path: write_weights(weights, path))
+        save_weights(folder / WEIGHTS, weights)
     else:
         (folder / WEIGHTS).unlink(missing_ok=True)
-    write_beside(folder / SETTINGS, lambda path: path.write_text(settings, encoding="utf-8"))
+    write_text(folder / VISION_CONFIG, settings)
 
 
 def load_vision(name_or_folder: str | Path, **hub: Any) -> Vision | None:
@@ -99,7 +96,7 @@ def load_vision(name_or_folder: str | Path, **hub: Any) -> Vision | None:
     Raises:
         MeshcapError: no such model, settings or weights that do not fit.
     """
-    path = find_optional(name_or_folder, f"{FOLDER}/{SETTINGS}", **hub)
+    path = find_optional(name_or_folder, f"{VISION_FOLDER}/{VISION_CONFIG}", **hub)
     if path is None:
         return None
     settings = read_config(path)
@@ -107,13 +104,11 @@ def load_vision(name_or_folder: str | Path, **hub: Any) -> Vision | None:
     kind = vision_class(str(name))
     own_way: Any = getattr(kind, "from_folder", None)
     if own_way is not None:
-        if not folder_of(name_or_folder).is_dir():  # its files are its own affair: all are fetched
-            path = Path(snapshot_download(str(name_or_folder), allow_patterns=f"{FOLDER}/*", **hub), FOLDER, SETTINGS)
-        return own_way(path.parent, settings).eval()
+        return own_way(fetch_folder(name_or_folder, VISION_FOLDER, **hub), settings).eval()
     _expect_settings(kind, str(path), settings)
     vision = kind(**settings)
     if vision.state_dict():
-        fill(vision, find_file(name_or_folder, f"{FOLDER}/{WEIGHTS}", **hub))
+        load_weights(vision, find_file(name_or_folder, f"{VISION_FOLDER}/{WEIGHTS}", **hub))
     return vision.eval()
 
 

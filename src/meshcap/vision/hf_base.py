@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -13,6 +11,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from meshcap.errors import MeshcapError
+from meshcap.files import write_files
 from meshcap.vision import hf_files
 from meshcap.vision.base import Preprocess, Vision
 from meshcap.vision.preprocessing import preprocess_of
@@ -75,12 +74,10 @@ class HFVision(Vision):
         folder = Path(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder) as part, hf_files.quiet():
-                self.network.save_pretrained(part, max_shard_size="1000GB")
-                for file in Path(part).iterdir():
-                    os.replace(file, folder / file.name)
         except OSError as error:
             raise MeshcapError(f"{folder} cannot be written: {error.strerror or error}") from error
+        with hf_files.quiet():
+            write_files(folder, lambda part: self.network.save_pretrained(part, max_shard_size="1000GB"))
 
     @classmethod
     def from_folder(cls, folder: str | Path, settings: dict[str, Any]) -> Self:

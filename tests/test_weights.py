@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 import tiny
+from meshcap import weights as storage
 from meshcap.errors import MeshcapError
-from meshcap.models import load, quantised
+from meshcap.models import load
 from meshcap.models.packed import Int8Linear, can_pack
-from meshcap.models.pretrained import stored
-from meshcap.models.quantised import dequantise, largest_error, quantise, reduced, rounded
+from meshcap.weights import dequantise, largest_error, quantise, reduced, rounded, stored
 
 PICTURES = tiny.pictures(3, 6)
 IDS = torch.tensor([[2, 4, 5, 6]]).expand(2, -1)
@@ -23,8 +23,8 @@ IDS = torch.tensor([[2, 4, 5, 6]]).expand(2, -1)
 @pytest.fixture
 def tiny_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiny captioners have no matrix that would be worth 8 bits."""
-    monkeypatch.setattr(quantised, "LEAST_ROW", 8)
-    monkeypatch.setattr(quantised, "LEAST", 128)
+    monkeypatch.setattr(storage, "LEAST_ROW", 8)
+    monkeypatch.setattr(storage, "LEAST", 128)
 
 
 def refused(call) -> str:

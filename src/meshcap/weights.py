@@ -1,4 +1,6 @@
-"""Weights in 8 or 16 bits, as files keep them.
+"""Weights in safetensors files: of 32 bits, or rounded to 16 or 8.
+
+`save_weights` writes the weights of a module, `load_weights` reads them into one that fits. Rounded to 8 bits:
 
     scale_r = max_k |W_rk| / 127      one for each row r, float32
     Q_rk = round(W_rk / scale_r)      int8, under the matrix's own name; the scales lie beside it as `<name>.scale`
@@ -18,17 +20,72 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Literal
+from pathlib import Path
 
 import torch
-from torch import Tensor
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
 
 from meshcap.errors import MeshcapError
-
-Bits = Literal[8, 16, 32]
+from meshcap.files import write_file
+from meshcap.folders import Bits
 
 SCALE = ".scale"
 LEAST_ROW, LEAST = 32, 8192  # numbers of a row and of a matrix that are worth 8 bits
+
+
+def save_weights(path: str | Path, weights: Mapping[str, Tensor]) -> None:
+    """Write tensors as a safetensors file, whole.
+
+    Raises:
+        MeshcapError: no room or no right to write.
+    """
+    write_file(path, lambda part: write_safetensors(weights, part))
+
+
+def write_safetensors(weights: Mapping[str, Tensor], path: Path) -> None:
+    """Write tensors under a name; an OSError says that it failed."""
+    try:
+        save_file(dict(weights), path, metadata={"format": "pt"})
+    except SafetensorError as error:  # a full disk, say: an OSError by another name
+        raise OSError(str(error)) from error
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, as they are stored."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    except (SafetensorError, OSError) as error:
+        raise MeshcapError(f"{path} is not a readable safetensors file ({error}): truncated or corrupted?") from error
+
+
+def stored(module: nn.Module, bits: Bits = 32) -> dict[str, Tensor]:
+    """A module's weights as its file keeps them. Buffers (positions, statistics) are never rounded: they are small."""
+    buffers = {name for name, _ in module.named_buffers()}
+    weights = reduced(module.state_dict(), bits, exact=buffers)
+    return {name: tensor.contiguous() for name, tensor in weights.items()}
+
+
+def load_weights(module: nn.Module, path: Path) -> None:
+    """Read weights into a module; a file that does not fit is refused, with its first mismatch, before any is changed.
+
+    Those of 8 bits are restored on the way.
+    """
+    expected = module.state_dict()
+    given = read_weights(path)
+    names = restorable(given, owner=str(path))
+    for name, tensor in expected.items():
+        if name not in names:
+            raise MeshcapError(f"{path} lacks {name} {tuple(tensor.shape)}, which the settings beside it call for")
+        if given[name].shape != tensor.shape:
+            raise MeshcapError(f"{path} has {name} of shape {tuple(given[name].shape)}, expected {tuple(tensor.shape)}")
+    for name in names:
+        if name not in expected:
+            raise MeshcapError(f"{path} has {name}, which the settings beside it do not call for")
+    for name, tensor in expected.items():  # one by one: all at once in float32 would be a second model in memory
+        restore(tensor, given, name)
 
 
 def reduced(weights: Mapping[str, Tensor], bits: Bits, *, exact: Collection[str] = ()) -> dict[str, Tensor]:
