@@ -256,7 +256,7 @@ def test_one_line_for_mistakes_and_nothing_written(
 def test_another_job_under_the_same_name(here: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert batch(model, "photos", "--out", "c.csv") == 0
     assert batch(model, "photos", "jpegs", "--out", "c.csv") == 2
-    assert "begun with 20 pictures, and these 23 are others" in capsys.readouterr().err
+    assert "started with 20 pictures, and these 23 are others" in capsys.readouterr().err
     assert batch(model, "photos", "--out", "c.csv", "--beam", 3) == 2
     assert "beams was 5 and is 3" in capsys.readouterr().err
     before = (here / "c.csv.parts/job.json").read_bytes()

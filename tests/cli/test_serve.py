@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 import tiny
 from meshcap import Captioner
 from meshcap.cli.serve import KEYS
-from meshcap.serving import server
+from meshcap.serving import app as server
 from meshcap.text import Vocabulary
 from serving import small
 from tiny_data import call

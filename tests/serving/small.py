@@ -14,10 +14,9 @@ from PIL import Image
 import tiny
 from meshcap.captioner import Captioner
 from meshcap.data.draw import draw_scene
-from meshcap.serving.app import create_app
+from meshcap.serving.app import create_app, listen
 from meshcap.serving.fetch import Fetcher
 from meshcap.serving.limits import Limits
-from meshcap.serving.server import listen
 from meshcap.serving.service import Service
 from meshcap.text import Vocabulary
 from meshcap.vision.patches import Patches

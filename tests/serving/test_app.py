@@ -13,8 +13,8 @@ import meshcap
 from meshcap.captioner import Caption, Captioner
 from meshcap.decoding import Beam, DiverseBeam, Greedy, Sample
 from meshcap.serving import app
-from meshcap.serving.answers import Answer
 from meshcap.serving.limits import RefusalError
+from meshcap.serving.schemas import CaptionResponse
 from serving import small
 
 CAPTION = "/v1/caption"
@@ -124,7 +124,7 @@ def test_what_was_cut_away_is_told(opened: Callable[..., TestClient]) -> None:
 
 def test_answers_have_the_form_that_openapi_promises(client: TestClient) -> None:
     told = client.post(CAPTION, **small.form(small.picture(), b"broken", n_best=2, attention="true")).json()
-    parsed = Answer.model_validate(told, strict=True)
+    parsed = CaptionResponse.model_validate(told, strict=True)
     assert parsed.model_dump(exclude_none=True) == _without_none(told)
     promised = client.get("/openapi.json").json()
     asked = promised["paths"][CAPTION]["post"]["requestBody"]["content"]
@@ -245,7 +245,7 @@ def test_limits_of_a_request(opened: Callable[..., TestClient]) -> None:
     assert "more than 20,000 bytes" in refused(**small.form(b"x" * 20_001))
     assert "pixels, more than" in refused(content=small.png(Image.new("L", (65, 64))), headers=kind)
     assert client.get("/ready").status_code == 200  # and every place was given back
-    assert "meshcap_pictures_inside 0\n" in client.get("/metrics").text
+    assert "meshcap_pictures_in_flight 0\n" in client.get("/metrics").text
 
 
 def test_state(client: TestClient, opened: Callable[..., TestClient]) -> None:

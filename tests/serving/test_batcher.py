@@ -10,8 +10,8 @@ from torch import Tensor
 from meshcap.captioner import Captioner
 from meshcap.errors import FailedError
 from meshcap.regions import Regions
-from meshcap.serving.batcher import Batcher, Job
 from meshcap.serving.limits import RefusalError
+from meshcap.serving.service import Batcher, PendingPicture
 from meshcap.serving.wishes import Wishes, parsed
 from meshcap.vision.pictures import read_picture
 from serving import small
@@ -27,15 +27,15 @@ def batches() -> list[int]:
 @pytest.fixture
 def batcher(eyes: Captioner, batches: list[int]) -> Iterator[Batcher]:
     """Waits until eight pictures are there, or it is closed."""
-    batcher = Batcher(eyes, batch=8, wait=SECONDS, noticed=lambda pictures, seconds: batches.append(pictures))
+    batcher = Batcher(eyes, batch=8, wait=SECONDS, report=lambda pictures, seconds: batches.append(pictures))
     batcher.start()
     yield batcher
     batcher.close()
 
 
-def job(eyes: Captioner, number: int, **wishes: object) -> Job:
+def job(eyes: Captioner, number: int, **wishes: object) -> PendingPicture:
     assert eyes.vision is not None
-    return Job(eyes.vision.preprocess.pixels(read_picture(small.picture(number))), parsed(wishes))
+    return PendingPicture(eyes.vision.preprocess.pixels(read_picture(small.picture(number))), parsed(wishes))
 
 
 def test_together_they_say_what_they_say_alone(eyes: Captioner, batcher: Batcher, batches: list[int]) -> None:
@@ -122,7 +122,7 @@ def test_one_picture_does_not_spoil_the_others(
 ) -> None:
     batcher = Batcher(picky, batch=3, wait=SECONDS)
     batcher.start()
-    jobs = [job(eyes, 0), Job(torch.zeros(3, 16, 16, dtype=torch.uint8), Wishes()), job(eyes, 1)]
+    jobs = [job(eyes, 0), PendingPicture(torch.zeros(3, 16, 16, dtype=torch.uint8), Wishes()), job(eyes, 1)]
     batcher.put(jobs)
     assert jobs[0].result.result(SECONDS).caption.text == eyes.caption(small.picture(0)).text
     with pytest.raises(FailedError, match=r"^the captioner failed at this picture$"):
@@ -154,10 +154,10 @@ def test_an_end_finishes_what_was_taken(eyes: Captioner, batcher: Batcher) -> No
 
 
 def test_the_pace_is_known(eyes: Captioner, batcher: Batcher) -> None:
-    assert batcher.pace == 0
+    assert batcher.seconds_per_picture == 0
     batcher.put([job(eyes, 0)])
     batcher.close()
-    assert batcher.pace > 0
+    assert batcher.seconds_per_picture > 0
 
 
 def test_nobody_waits_for_company_for_ever(eyes: Captioner) -> None:

@@ -36,7 +36,7 @@ def get(port: int, path: str) -> tuple[int, str]:
 
 def everybody_left(port: int) -> bool:
     until = time.monotonic() + 30
-    while "meshcap_pictures_inside 0\n" not in get(port, "/metrics")[1]:
+    while "meshcap_pictures_in_flight 0\n" not in get(port, "/metrics")[1]:
         if time.monotonic() > until:
             return False
     return get(port, "/health")[0] == get(port, "/ready")[0] == 200

@@ -67,7 +67,7 @@ def ok(content: bytes) -> bytes:
 
 
 def moved(to: str) -> bytes:
-    return b"HTTP/1.1 302 Found\r\nLocation: %s\r\nContent-Length: 0\r\n\r\n" % to.encode()
+    return b"HTTP/1.1 302 CaptionedPicture\r\nLocation: %s\r\nContent-Length: 0\r\n\r\n" % to.encode()
 
 
 def names(**known: list[str]) -> Callable[[str, int], list[str]]:
@@ -166,14 +166,14 @@ def test_urls_that_are_not_allowed(url: str, told: str) -> None:
 @pytest.mark.parametrize(
     ("answer", "status", "told"),
     [
-        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", 422, "status 404"),
+        (b"HTTP/1.1 404 Not CaptionedPicture\r\nContent-Length: 0\r\n\r\n", 422, "status 404"),
         (ok(b"x" * 101), 413, "more than 100 bytes"),
         (b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 101, 413, "more than 100 bytes"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\nshort", 422, "less than it promised"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab", 422, "IncompleteRead"),
         (b"nonsense\r\n\r\n", 422, "BadStatusLine"),
         (b"", 422, "RemoteDisconnected"),
-        (b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\n\r\n", 422, "more than 3 others"),
+        (b"HTTP/1.1 302 CaptionedPicture\r\nContent-Length: 0\r\n\r\n", 422, "more than 3 others"),
     ],
 )
 def test_hosts_that_give_no_picture(answer: bytes, status: int, told: str) -> None:

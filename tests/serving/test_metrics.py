@@ -20,7 +20,7 @@ def test_counters() -> None:
 def test_histograms_are_cumulative_and_their_ends_belong_to_them() -> None:
     histogram = Histogram("seconds", "", (0.1, 1.0))
     for value in (0.05, 0.1, 0.5, 1.0, 7.0):
-        histogram.see(value)
+        histogram.observe(value)
     assert histogram.lines() == [
         'seconds_bucket{le="0.1"} 2', 'seconds_bucket{le="1"} 4', 'seconds_bucket{le="+Inf"} 5',
         "seconds_sum 8.65", "seconds_count 5",
@@ -33,7 +33,7 @@ def test_nothing_is_lost_between_threads() -> None:
     def count() -> None:
         for _ in range(2000):
             metrics.requests.add("/", "200")
-            metrics.seconds.see(0.2)
+            metrics.seconds.observe(0.2)
 
     threads = [threading.Thread(target=count) for _ in range(4)]
     for thread in threads:
@@ -42,7 +42,7 @@ def test_nothing_is_lost_between_threads() -> None:
         thread.join()
     text = metrics.text()
     assert 'meshcap_requests_total{path="/",status="200"} 8000\n' in text
-    assert "meshcap_caption_seconds_count 8000\n" in text and "meshcap_pictures_inside 3\n" in text
+    assert "meshcap_caption_seconds_count 8000\n" in text and "meshcap_pictures_in_flight 3\n" in text
 
 
 def test_every_family_is_announced_once() -> None:

@@ -14,8 +14,8 @@ from starlette.testclient import TestClient
 from meshcap.captioner import Caption, Captioner
 from meshcap.errors import MeshcapError
 from meshcap.regions import Regions
-from meshcap.serving.limits import BODIES, Limits, Places, RefusalError, Visit
-from meshcap.serving.service import Found
+from meshcap.serving.limits import BODIES, Capacity, Limits, RefusalError, Reservation
+from meshcap.serving.service import CaptionedPicture
 from meshcap.serving.wishes import Wishes
 from serving import small
 
@@ -57,7 +57,7 @@ def asked(client: TestClient, *, count: int = 1) -> httpx2.Response:
 def inside(client: TestClient, pictures: int) -> None:
     """Once so many pictures are inside."""
     until = time.monotonic() + 60
-    while f"meshcap_pictures_inside {pictures}\n" not in client.get("/metrics").text:
+    while f"meshcap_pictures_in_flight {pictures}\n" not in client.get("/metrics").text:
         assert time.monotonic() < until
 
 
@@ -89,7 +89,7 @@ def test_a_request_has_its_time(gate: Gate, opened: Callable[..., TestClient]) -
     assert answer.json()["error"]["message"] == "no caption within 0.5 s: try again later"
     assert asked(client).status_code == 504  # it waits behind the first and is cancelled there
     text = client.get("/metrics").text
-    assert 'meshcap_pictures_total{result="late"} 2\n' in text and "meshcap_pictures_inside 0\n" in text
+    assert 'meshcap_pictures_total{result="late"} 2\n' in text and "meshcap_pictures_in_flight 0\n" in text
     gate.open.set()
     until = time.monotonic() + 60
     while asked(client).status_code != 200:  # on a busy machine even half a second may be over at once
@@ -112,14 +112,14 @@ def test_bytes_are_forgotten_once_they_are_pixels(gate: Gate) -> None:
     closed(gate)
 
     async def visit() -> None:
-        with Visit(service.places) as visit:
-            visit.hold(1000)
-            work = asyncio.create_task(service.caption([small.picture()], Wishes(), visit))
+        with Reservation(service.capacity) as reservation:
+            reservation.reserve_bytes(1000)
+            work = asyncio.create_task(service.caption([small.picture()], Wishes(), reservation))
             assert await asyncio.to_thread(gate.arrived.acquire, timeout=60)
-            assert (service.places.pictures, service.places.bytes) == (1, 0)  # it waits for the model
+            assert (service.capacity.pictures, service.capacity.bytes) == (1, 0)  # it waits for the model
             gate.open.set()
             [found] = await work
-            assert isinstance(found, Found)
+            assert isinstance(found, CaptionedPicture)
 
     asyncio.run(visit())
     service.close()
@@ -127,18 +127,18 @@ def test_bytes_are_forgotten_once_they_are_pixels(gate: Gate) -> None:
 
 def test_places_are_given_back() -> None:
     limits = Limits(bytes=100, queue=4, pictures=4)
-    places = Places(limits, pace=lambda: 2.5)
-    with Visit(places) as visit:
-        visit.count(3)
-        visit.hold(BODIES * 100)
+    places = Capacity(limits, seconds_per_picture=lambda: 2.5)
+    with Reservation(places) as reservation:
+        reservation.reserve_pictures(3)
+        reservation.reserve_bytes(BODIES * 100)
         assert (places.pictures, places.bytes) == (3, BODIES * 100)
         with pytest.raises(RefusalError) as full:
-            visit.hold(1)
+            reservation.reserve_bytes(1)
         assert (full.value.status, full.value.retry_after) == (503, 8)  # three pictures at 2.5 seconds each
-        with pytest.raises(RefusalError), Visit(places) as other:
-            other.count(2)
+        with pytest.raises(RefusalError), Reservation(places) as other:
+            other.reserve_pictures(2)
         assert places.pictures == 3
-        visit.forget_bytes()
+        reservation.release_bytes()
         assert places.bytes == 0
     assert (places.pictures, places.bytes) == (0, 0)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from meshcap.serving.server import is_loopback
+from meshcap.serving.app import is_loopback
 from serving import small
 from tiny_data import start
 
@@ -56,7 +56,7 @@ def test_an_end_finishes_what_was_taken(server: Served, number: int, code: int) 
     with ThreadPoolExecutor(3) as pool:
         while True:  # until the server is seen with all three inside; a busy machine may miss that moment
             asking = [pool.submit(ask, port, "POST", "/v1/caption", small.picture()) for _ in range(3)]
-            while not (inside := b"meshcap_pictures_inside 3\n" in ask(port, "GET", "/metrics")[1]):
+            while not (inside := b"meshcap_pictures_in_flight 3\n" in ask(port, "GET", "/metrics")[1]):
                 if all(one.done() for one in asking):
                     break
             if inside:

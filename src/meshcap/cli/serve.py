@@ -40,8 +40,7 @@ def serve(
     Example: meshcap serve --model my-captioner --port 8000
     """
     try:
-        from meshcap.serving.app import create_app
-        from meshcap.serving.server import is_loopback, listen, run
+        from meshcap.serving.app import create_app, is_loopback, listen, run
     except ImportError as error:
         if error.name and error.name.startswith("meshcap"):
             raise

@@ -1,16 +1,20 @@
-"""The door: FastAPI's routes, keys, headers, and errors that are one sentence."""
+"""The HTTP side: FastAPI's routes, keys, headers and one-sentence errors; the socket and the server around it."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
+import signal
+import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from importlib.resources import files
 from typing import Any
 
 import torch
+import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
@@ -21,9 +25,15 @@ from starlette.requests import ClientDisconnect
 import meshcap
 from meshcap.errors import FailedError, MeshcapError
 from meshcap.serving import metrics
-from meshcap.serving.answers import Answer, Refused, error_told, told
-from meshcap.serving.limits import RefusalError, Visit
-from meshcap.serving.reading import CaptionRequest, read
+from meshcap.serving.limits import RefusalError, Reservation
+from meshcap.serving.schemas import (
+    CaptionRequest,
+    CaptionResponse,
+    ErrorResponse,
+    error_dict,
+    read_request,
+    result_dict,
+)
 from meshcap.serving.service import Service
 from meshcap.serving.wishes import Wishes
 
@@ -37,15 +47,16 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Permissions-Policy": "camera=(self), microphone=(), geolocation=()",
 }
+LINGER = 5  # seconds beyond the time limit of a request that a stopping server waits for the last answers
 PAGE = {
     "/": ("index.html", "text/html"),
     "/page.css": ("page.css", "text/css"),
     "/page.js": ("page.js", "text/javascript"),
 }
-OPEN = (*PAGE, "/health", "/ready", "/openapi.json")  # what nobody needs a key for
-KNOWN = (*OPEN, "/version", "/metrics", "/v1/caption")
+PUBLIC = (*PAGE, "/health", "/ready", "/openapi.json")  # no key needed
+COUNTED_PATHS = (*PUBLIC, "/version", "/metrics", "/v1/caption")
 REFUSALS = {
-    400: "not to be understood", 401: "a key is missing", 403: "from another site", 408: "too slow to arrive",
+    400: "cannot be parsed", 401: "a key is missing", 403: "from another site", 408: "too slow to arrive",
     413: "too much", 415: "another content type", 422: "a broken picture, an unknown word or option",
     503: "busy: see Retry-After", 504: "took too long",
 }  # fmt: skip
@@ -56,11 +67,11 @@ def create_app(service: Service, *, keys: Sequence[str] = (), origins: Sequence[
 
     Args:
         keys: where any are given, requests must carry one: `Authorization: Bearer KEY` or `X-API-Key: KEY`.
-        origins: other sites whose pages may ask; none unless told.
+        origins: other sites whose pages may send requests; none by default.
     """
 
     @asynccontextmanager
-    async def life(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service.start()
         yield
         service.close()
@@ -69,11 +80,11 @@ def create_app(service: Service, *, keys: Sequence[str] = (), origins: Sequence[
         title="meshcap",
         version=meshcap.__version__,
         description="Captions for pictures.",
-        lifespan=life,
+        lifespan=lifespan,
         docs_url=None,  # these pages load scripts from another host
         redoc_url=None,
     )
-    app.add_middleware(Guard, service=service, keys=keys, origins=origins)
+    app.add_middleware(Middleware, service=service, keys=keys, origins=origins)
     if origins:
         app.add_middleware(
             CORSMiddleware,
@@ -82,10 +93,12 @@ def create_app(service: Service, *, keys: Sequence[str] = (), origins: Sequence[
             allow_headers=["Authorization", "Content-Type", "X-API-Key"],
             expose_headers=["Retry-After"],
         )
-    app.add_exception_handler(MeshcapError, lambda request, error: refused(error))
+    app.add_exception_handler(MeshcapError, lambda request, error: error_response(error))
     app.add_exception_handler(HTTPException, _unknown)
     app.add_exception_handler(ClientDisconnect, lambda request, error: Response(status_code=499))  # nobody listens
-    app.add_exception_handler(Exception, lambda request, error: refused(FailedError("the server failed at this")))
+    app.add_exception_handler(
+        Exception, lambda request, error: error_response(FailedError("the server failed at this"))
+    )
 
     for path, (name, kind) in PAGE.items():
         app.add_api_route(path, _page(name, kind), methods=["GET"], include_in_schema=False)
@@ -101,7 +114,7 @@ def create_app(service: Service, *, keys: Sequence[str] = (), origins: Sequence[
 
     @app.get("/version", summary="Versions, model and limits", tags=["state"])
     async def version() -> Any:
-        return facts(service)
+        return server_info(service)
 
     @app.get("/metrics", summary="Counts for Prometheus", tags=["state"], response_class=PlainTextResponse)
     async def counts() -> Any:
@@ -111,28 +124,28 @@ def create_app(service: Service, *, keys: Sequence[str] = (), origins: Sequence[
         "/v1/caption",
         summary="Caption one or many pictures",
         tags=["captions"],
-        response_model=Answer,
-        responses={status: {"model": Refused, "description": why} for status, why in REFUSALS.items()},
+        response_model=CaptionResponse,
+        responses={status: {"model": ErrorResponse, "description": why} for status, why in REFUSALS.items()},
         openapi_extra=_request_schema(),
     )
     async def caption(request: Request) -> Any:
         start = time.monotonic()
-        with Visit(service.places, until=start + service.limits.seconds) as visit:
-            given, wishes = await read(request, service.limits, visit)
-            found = await service.caption(given, wishes, visit)
-        results = [told(one) for one in found]
+        with Reservation(service.capacity, until=start + service.limits.seconds) as reservation:
+            given, wishes = await read_request(request, service.limits, reservation)
+            found = await service.caption(given, wishes, reservation)
+        results = [result_dict(one) for one in found]
         seconds = time.monotonic() - start
-        service.metrics.seconds.see(seconds)
+        service.metrics.seconds.observe(seconds)
         answer = {"model": service.name, "results": results, "seconds": round(seconds, 4)}
         errors = [one["error"] for one in results if "error" in one]
-        if len(errors) == len(results):  # nothing to show: the first mistake speaks for the request
+        if len(errors) == len(results):  # no caption at all: the first error is the request's
             return JSONResponse(answer | {"error": errors[0]}, errors[0]["status"])
         return JSONResponse(answer)
 
     return app
 
 
-class Guard:
+class Middleware:
     """Around every request: keys, other sites, headers, and a count of what was answered."""
 
     def __init__(self, app: Any, service: Service, keys: Sequence[str], origins: Sequence[str]):
@@ -142,9 +155,9 @@ class Guard:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        path = scope["path"] if scope["path"] in KNOWN else "other"
+        path = scope["path"] if scope["path"] in COUNTED_PATHS else "other"
 
-        async def tell(message: Any) -> None:
+        async def send_with_headers(message: Any) -> None:
             if message["type"] == "http.response.start":
                 self.service.metrics.requests.add(path, str(message["status"]))
                 headers = MutableHeaders(scope=message)
@@ -152,16 +165,16 @@ class Guard:
                 headers.setdefault("Cache-Control", "no-store")
             await send(message)
 
-        await (self._no(Request(scope)) or self.app)(scope, receive, tell)
+        await (self._refusal(Request(scope)) or self.app)(scope, receive, send_with_headers)
 
-    def _no(self, request: Request) -> Response | None:
+    def _refusal(self, request: Request) -> Response | None:
         site, origin = request.headers.get("sec-fetch-site", ""), request.headers.get("origin", "")
         if request.method == "POST" and site in ("cross-site", "same-site") and not {origin, "*"} & self.origins:
             # Without this, any page that a person opens could let a server on their own machine work for it. Another
             # port of the same machine is the same site, and not the same server.
-            return refused(RefusalError(403, "requests from pages of other sites are not allowed here"))
-        if self.keys and request.url.path not in OPEN and not self._has_key(request):
-            answer = refused(RefusalError(401, "an API key is needed: send it as 'Authorization: Bearer KEY'"))
+            return error_response(RefusalError(403, "requests from pages of other sites are not allowed here"))
+        if self.keys and request.url.path not in PUBLIC and not self._has_key(request):
+            answer = error_response(RefusalError(401, "an API key is needed: send it as 'Authorization: Bearer KEY'"))
             answer.headers["WWW-Authenticate"] = "Bearer"
             return answer
         return None
@@ -173,8 +186,8 @@ class Guard:
         return sum(hmac.compare_digest(_digest(given), key) for key in self.keys) > 0
 
 
-def facts(service: Service) -> dict[str, Any]:
-    """What a client may want to know before it asks."""
+def server_info(service: Service) -> dict[str, Any]:
+    """Versions, model and limits."""
     captioner, limits = service.captioner, service.limits
     assert captioner.vision is not None
     return {
@@ -193,8 +206,8 @@ def facts(service: Service) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def refused(error: MeshcapError) -> JSONResponse:
-    answer = error_told(error)
+def error_response(error: MeshcapError) -> JSONResponse:
+    answer = error_dict(error)
     headers = {}
     if isinstance(error, RefusalError) and error.retry_after is not None:
         headers["Retry-After"] = str(error.retry_after)
@@ -203,7 +216,7 @@ def refused(error: MeshcapError) -> JSONResponse:
 
 def _unknown(request: Request, error: HTTPException) -> JSONResponse:
     message = {404: "there is nothing at this address", 405: "this address does not take that method"}
-    return refused(RefusalError(error.status_code, message.get(error.status_code, str(error.detail))))
+    return error_response(RefusalError(error.status_code, message.get(error.status_code, str(error.detail))))
 
 
 def _digest(key: str) -> bytes:
@@ -220,7 +233,7 @@ def _page(name: str, kind: str) -> Callable[[], Awaitable[Response]]:
 
 
 def _request_schema() -> dict[str, Any]:
-    """What FastAPI cannot see, because the three kinds of bodies are read by hand."""
+    """The request's OpenAPI schema, which FastAPI cannot derive: the three kinds of bodies are read by hand."""
     wishes = Wishes.model_json_schema()["properties"]
     form = {"picture": {"type": "array", "items": {"type": "string", "format": "binary"}}, **wishes}
     query = [
@@ -241,3 +254,75 @@ def _request_schema() -> dict[str, Any]:
             },
         },
     }
+
+
+class Server(uvicorn.Server):
+    """uvicorn's, but it calls `ready` once it listens, and stopping by a signal is not a failure."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]):
+        super().__init__(config)
+        self.ready = ready
+        self.interrupted = False
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self.ready()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        def stop(number: int, frame: Any) -> None:
+            self.interrupted = self.interrupted or number == signal.SIGINT
+            self.handle_exit(number, frame)
+
+        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """
+    Raises:
+        MeshcapError: the address is not this machine's, or taken.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise MeshcapError(
+            f"cannot listen at {host} port {port}: {error.strerror or error}; choose others with --host and --port"
+        ) from error
+
+
+def is_loopback(host: str) -> bool:
+    """Whether nobody but this machine reaches an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def run(app: Any, at: socket.socket, *, seconds: float, log: bool, ready: Callable[[], None]) -> None:
+    """Serve until SIGTERM or SIGINT, then finish what was taken.
+
+    Raises:
+        KeyboardInterrupt: it was SIGINT.
+        FailedError: the warm-up picture could not be captioned.
+    """
+    config = uvicorn.Config(
+        app,
+        log_level="info" if log else "warning",
+        access_log=log,
+        server_header=False,
+        timeout_graceful_shutdown=int(seconds) + LINGER,
+        timeout_keep_alive=30,
+    )
+    server = Server(config, ready)
+    server.run(sockets=[at])
+    if not server.started:
+        raise FailedError("the server could not start: the lines above say why")
+    if server.interrupted:
+        raise KeyboardInterrupt

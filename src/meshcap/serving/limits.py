@@ -1,4 +1,4 @@
-"""How much a server takes in, and how it says no."""
+"""How much a server takes in, and how it refuses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BODIES = 8  # as many of the largest requests may be in memory at once, before t
 
 
 class RefusalError(MeshcapError):
-    """What a client is told instead of a caption: a status of HTTP and one sentence."""
+    """Answered instead of a caption: an HTTP status and one sentence."""
 
     def __init__(self, status: int, message: str, *, retry_after: int | None = None):
         super().__init__(message)
@@ -50,34 +50,34 @@ class Limits:
 
 
 @dataclass
-class Places:
-    """Who is inside. Only ever touched on the event loop, so no lock is needed."""
+class Capacity:
+    """Pictures and bytes in memory. Only touched on the event loop, so no lock is needed."""
 
     limits: Limits
-    pace: Callable[[], float] = lambda: 0.0  # seconds that a picture takes of late
+    seconds_per_picture: Callable[[], float] = lambda: 0.0
     pictures: int = 0
     bytes: int = 0
 
-    def take(self, pictures: int) -> None:
+    def reserve_pictures(self, pictures: int) -> None:
         if self.pictures + pictures > self.limits.queue:
             raise self.full()
         self.pictures += pictures
 
-    def hold(self, count: int) -> None:
+    def reserve_bytes(self, count: int) -> None:
         if self.bytes + count > BODIES * self.limits.bytes:
             raise self.full()
         self.bytes += count
 
     def full(self) -> RefusalError:
-        wait = max(1, math.ceil(self.pictures * self.pace()))
+        wait = max(1, math.ceil(self.pictures * self.seconds_per_picture()))
         return RefusalError(503, f"the server is busy: try again in {wait} s", retry_after=wait)
 
 
 @dataclass
-class Visit:
-    """One request's places: one from the start, more once its pictures are counted, all given back at the end."""
+class Reservation:
+    """What one request holds: one picture from the start, more once they are counted; all given back at the end."""
 
-    places: Places
+    capacity: Capacity
     until: float = math.inf  # when its time is over, by the monotonic clock
     pictures: int = 0
     bytes: int = 0
@@ -88,25 +88,25 @@ class Visit:
         return None if self.until == math.inf else max(0.0, self.until - time.monotonic())
 
     def __enter__(self) -> Self:
-        self.count(1)
+        self.reserve_pictures(1)
         return self
 
-    def count(self, pictures: int) -> None:
+    def reserve_pictures(self, pictures: int) -> None:
         """So many pictures in all; fewer than held already changes nothing."""
         more = max(0, pictures - self.pictures)
-        self.places.take(more)
+        self.capacity.reserve_pictures(more)
         self.pictures += more
 
-    def hold(self, count: int) -> None:
-        self.places.hold(count)
+    def reserve_bytes(self, count: int) -> None:
+        self.capacity.reserve_bytes(count)
         self.bytes += count
 
-    def forget_bytes(self) -> None:
+    def release_bytes(self) -> None:
         """What was sent has been decoded."""
-        self.places.bytes -= self.bytes
+        self.capacity.bytes -= self.bytes
         self.bytes = 0
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.forget_bytes()
-        self.places.pictures -= self.pictures
+        self.release_bytes()
+        self.capacity.pictures -= self.pictures
         self.pictures = 0

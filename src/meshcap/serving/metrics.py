@@ -33,14 +33,14 @@ class Counter:
 
 @dataclass
 class Gauge:
-    """A number that is asked for when somebody reads."""
+    """A number that is computed when it is read."""
 
     name: str
     about: str
-    ask: Callable[[], float]
+    read: Callable[[], float]
 
     def lines(self) -> list[str]:
-        return [f"{self.name} {self.ask():.15g}"]
+        return [f"{self.name} {self.read():.15g}"]
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Histogram:
     def __post_init__(self) -> None:
         self.counts = [0] * (len(self.ends) + 1)
 
-    def see(self, value: float) -> None:
+    def observe(self, value: float) -> None:
         with self.lock:
             self.counts[bisect_left(self.ends, value)] += 1
             self.total += value
@@ -73,25 +73,25 @@ class Histogram:
 class Metrics:
     """Everything that is counted while serving."""
 
-    def __init__(self, inside: Callable[[], float]):
+    def __init__(self, queued: Callable[[], float]):
         self.requests = Counter("meshcap_requests_total", "Requests answered.", ("path", "status"))
         self.pictures = Counter("meshcap_pictures_total", "Pictures, by what became of them.", ("result",))
         self.seconds = Histogram("meshcap_caption_seconds", "Seconds from request to answer of /v1/caption.", SECONDS)
         self.batches = Histogram("meshcap_batch_pictures", "Pictures captioned together.", PICTURES)
         self.work = Histogram("meshcap_batch_seconds", "Seconds of the model for a batch.", SECONDS)
-        self.inside = Gauge("meshcap_pictures_inside", "Pictures taken and not answered yet.", inside)
+        self.queued = Gauge("meshcap_pictures_in_flight", "Pictures taken and not answered yet.", queued)
         self.memory = Gauge("process_resident_memory_bytes", "Resident memory size in bytes.", resident_memory)
 
     def text(self) -> str:
         kinds = {Counter: "counter", Gauge: "gauge", Histogram: "histogram"}
         lines = []
-        for one in (self.requests, self.pictures, self.seconds, self.batches, self.work, self.inside, self.memory):
+        for one in (self.requests, self.pictures, self.seconds, self.batches, self.work, self.queued, self.memory):
             lines += [f"# HELP {one.name} {one.about}", f"# TYPE {one.name} {kinds[type(one)]}", *one.lines()]
         return "\n".join(lines) + "\n"
 
 
 def resident_memory() -> float:
-    """Bytes of this process in memory; 0 where the system does not tell in Linux' way."""
+    """Bytes of this process in memory; 0 where the system has no /proc."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return float(int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE"))

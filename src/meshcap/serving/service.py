@@ -1,27 +1,40 @@
-"""Pictures in, captions out, for many clients at once: decoding in a pool of threads, captioning in the batcher's."""
+"""Pictures in, captions out, for many clients at once; knows nothing of HTTP.
+
+Pictures are decoded in a pool of threads. One thread captions what waits, pictures of many clients together: a model
+captions eight pictures in far less than eight times the time of one. So the first picture of a batch waits a few
+milliseconds for others; while a batch is computed, the next one gathers by itself.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from meshcap.captioner import Captioner
+from meshcap.captioner import Caption, Captioner
 from meshcap.errors import FailedError, MeshcapError
-from meshcap.serving.batcher import Batcher, Job, Seen
+from meshcap.regions import Regions
 from meshcap.serving.fetch import Fetcher
-from meshcap.serving.limits import Limits, Places, RefusalError, Visit
+from meshcap.serving.limits import Capacity, Limits, RefusalError, Reservation
 from meshcap.serving.metrics import Metrics
 from meshcap.serving.wishes import Wishes, check
 from meshcap.vision.pictures import read_picture
 
-Window = tuple[float, float, float, float]
-LINES = 8  # pictures fetched at once, in threads of their own: a slow host must not keep others from being decoded
+TOGETHER = 640  # hypotheses that are decoded at once: 128 pictures with 5 beams, fewer where many words are required
+SMOOTHING = 0.1  # weight of the latest batch in the mean time of a picture
+Window = tuple[float, float, float, float]  # left, top, right, bottom
+WHOLE: Window = (0.0, 0.0, 1.0, 1.0)
+FETCHES = 8  # at once, in threads of their own: a slow host must not keep others from being decoded
 
 
 @dataclass(frozen=True)
@@ -35,11 +48,149 @@ Given = bytes | Link | RefusalError  # the last: a picture that could not even b
 
 
 @dataclass(frozen=True)
-class Found:
-    """What came of one picture."""
+class CaptionedPicture:
+    """A caption, and where the regions of its attention lie."""
 
-    seen: Seen
-    window: Window  # what was seen of the picture, in parts of its size
+    caption: Caption
+    boxes: Tensor | None  # (N, 4) from 0 to 1 within the window; None: attention was not asked for
+    window: Window  # the part of the picture that the model saw, as a share of its size
+
+
+@dataclass(eq=False)
+class PendingPicture:
+    """A picture that waits for its caption."""
+
+    pixels: Tensor  # (3, size, size) uint8
+    wishes: Wishes
+    width: int = 5  # hypotheses that its search keeps
+    window: Window = WHOLE
+    result: Future[CaptionedPicture] = field(default_factory=Future)
+
+    @property
+    def kind(self) -> Hashable:
+        """Pictures of one kind are decoded together. Samples from a seed depend on the batch, so these go alone."""
+        alone = self.wishes.strategy == "sample" and self.wishes.seed is not None
+        return id(self) if alone else self.wishes
+
+
+class Batcher:
+    """`put` pictures from any thread; results come as futures. One that is cancelled before its turn is skipped."""
+
+    def __init__(
+        self,
+        captioner: Captioner,
+        *,
+        batch: int,
+        wait: float,
+        report: Callable[[int, float], None] = lambda pictures, seconds: None,
+    ):
+        self.captioner, self.batch, self.wait, self.report = captioner, batch, wait, report
+        self.seconds_per_picture = 0.0  # a running mean
+        self.waiting: deque[PendingPicture] = deque()
+        self.changed = threading.Condition()
+        self.closing = False
+        self.thread = threading.Thread(target=self._run, name="captions", daemon=True)
+
+    def start(self) -> None:
+        self.thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return self.thread.is_alive() and not self.closing
+
+    def put(self, jobs: Iterable[PendingPicture]) -> None:
+        """
+        Raises:
+            RefusalError: 503: the server is about to stop.
+        """
+        with self.changed:
+            if self.closing:
+                raise RefusalError(503, "the server is stopping: try again in a few seconds", retry_after=5)
+            self.waiting.extend(jobs)
+            self.changed.notify()
+
+    def close(self) -> None:
+        """Take no more jobs, finish those that were taken."""
+        with self.changed:
+            self.closing = True
+            self.changed.notify()
+        if self.thread.ident is not None:
+            self.thread.join()
+
+    def _run(self) -> None:
+        while jobs := self._next():
+            start = time.monotonic()
+            pictures = self._caption(jobs)
+            if pictures:
+                seconds = time.monotonic() - start
+                latest = seconds / pictures
+                self.seconds_per_picture = (
+                    latest
+                    if self.seconds_per_picture == 0
+                    else (1 - SMOOTHING) * self.seconds_per_picture + SMOOTHING * latest
+                )
+                self.report(pictures, seconds)
+
+    def _next(self) -> list[PendingPicture]:
+        """The next batch; empty once the batcher is closed."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.waiting or self.closing)
+            if self.wait and self.waiting:
+                self.changed.wait_for(lambda: len(self.waiting) >= self.batch or self.closing, timeout=self.wait)
+            return [self.waiting.popleft() for _ in range(min(self.batch, len(self.waiting)))]
+
+    def _caption(self, jobs: Sequence[PendingPicture]) -> int:
+        """Caption these pictures; returns how many had not been cancelled."""
+        jobs = [job for job in jobs if job.result.set_running_or_notify_cancel()]
+        if not jobs:
+            return 0
+        try:
+            regions = self._look(jobs)
+        except Exception as error:
+            self._one_by_one(jobs, error)
+            return len(jobs)
+        kinds: dict[Hashable, list[int]] = {}
+        for at, job in enumerate(jobs):
+            kinds.setdefault(job.kind, []).append(at)
+        for group in kinds.values():
+            together = max(1, TOGETHER // jobs[group[0]].width)
+            for start in range(0, len(group), together):
+                part = group[start : start + together]
+                self._describe([jobs[at] for at in part], regions[torch.tensor(part, device=regions.features.device)])
+        return len(jobs)
+
+    @torch.no_grad()
+    def _look(self, jobs: Sequence[PendingPicture]) -> Regions:
+        vision = self.captioner.vision
+        assert vision is not None
+        regions: Regions = vision(torch.stack([job.pixels for job in jobs]).to(vision.device))
+        return regions
+
+    def _describe(self, jobs: Sequence[PendingPicture], regions: Regions) -> None:
+        wishes = jobs[0].wishes
+        seed = secrets.randbits(62) if wishes.seed is None else wishes.seed
+        try:
+            captions = self.captioner.describe(regions, **wishes.described(seed))
+            boxes = None if regions.boxes is None or not wishes.attention else regions.boxes.float().cpu()
+        except Exception as error:
+            self._one_by_one(jobs, error)
+            return
+        for at, (job, caption) in enumerate(zip(jobs, captions, strict=True)):
+            job.result.set_result(CaptionedPicture(caption, None if boxes is None else boxes[at], job.window))
+
+    def _one_by_one(self, jobs: Sequence[PendingPicture], error: Exception) -> None:
+        """A failure must not spoil the rest of the batch: each picture is tried alone, and only the bad one fails."""
+        if len(jobs) == 1:
+            if not isinstance(error, MeshcapError):
+                logging.getLogger("meshcap").error("a caption failed", exc_info=error)
+                error = FailedError("the captioner failed at this picture")
+            jobs[0].result.set_exception(error)
+            return
+        for job in jobs:
+            try:
+                self._describe([job], self._look([job]))
+            except Exception as own:  # of `_look`; `_describe` sets its own
+                self._one_by_one([job], own)
 
 
 class Service:
@@ -54,44 +205,48 @@ class Service:
             raise MeshcapError(f"{name} reads region features and cannot look at pictures: expected one with a vision")
         self.captioner, self.name, self.limits, self.fetcher = captioner, name, limits, fetcher
         self.preprocess = captioner.vision.preprocess
-        self.places = Places(limits)
-        self.metrics = Metrics(lambda: self.places.pictures)
-        self.batcher = Batcher(captioner, batch=limits.batch, wait=limits.wait, noticed=self._noticed)
-        self.places.pace = lambda: self.batcher.pace
+        self.capacity = Capacity(limits)
+        self.metrics = Metrics(lambda: self.capacity.pictures)
+        self.batcher = Batcher(captioner, batch=limits.batch, wait=limits.wait, report=self._count_batch)
+        self.capacity.seconds_per_picture = lambda: self.batcher.seconds_per_picture
         self.pool = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="pictures")
-        self.lines = ThreadPoolExecutor(LINES, thread_name_prefix="fetch")
+        self.fetchers = ThreadPoolExecutor(FETCHES, thread_name_prefix="fetch")
 
     def start(self) -> None:
         """Ready once a first picture has gone all the way: libraries set themselves up on first use."""
         self.batcher.start()
         size = self.preprocess.size
-        job = Job(torch.full((3, size, size), 128, dtype=torch.uint8), Wishes())
+        job = PendingPicture(torch.full((3, size, size), 128, dtype=torch.uint8), Wishes())
         self.batcher.put([job])
         job.result.result()
 
     def close(self) -> None:
         self.batcher.close()
         self.pool.shutdown()
-        self.lines.shutdown()
+        self.fetchers.shutdown()
 
     @property
     def ready(self) -> bool:
-        return self.batcher.alive and self.places.pictures < self.limits.queue
+        return self.batcher.alive and self.capacity.pictures < self.limits.queue
 
-    async def caption(self, given: Sequence[Given], wishes: Wishes, visit: Visit) -> list[Found | MeshcapError]:
-        """What was found, or what went wrong, for each picture.
+    async def caption(
+        self, given: Sequence[Given], wishes: Wishes, reservation: Reservation
+    ) -> list[CaptionedPicture | MeshcapError]:
+        """For each picture its caption, or what went wrong.
 
         Raises:
             RefusalError: 503 without room or at the end, 504 after too long, 422 for wishes that cannot be met.
         """
-        visit.count(len(given))
+        reservation.reserve_pictures(len(given))
         try:
-            async with asyncio.timeout(visit.left):
+            async with asyncio.timeout(reservation.left):
                 width = check(wishes, self.captioner, self.limits.hypotheses)
-                prepared = await asyncio.gather(*(self._prepared(one, visit) for one in given), return_exceptions=True)
-                visit.forget_bytes()
+                prepared = await asyncio.gather(
+                    *(self._prepared(one, reservation) for one in given), return_exceptions=True
+                )
+                reservation.release_bytes()
                 jobs = {
-                    at: Job(one[0], wishes, width)
+                    at: PendingPicture(one[0], wishes, width, one[1])
                     for at, one in enumerate(prepared)
                     if not isinstance(one, BaseException)
                 }
@@ -101,30 +256,30 @@ class Service:
         except TimeoutError:
             self.metrics.pictures.add("late", count=len(given))
             raise RefusalError(504, f"no caption within {self.limits.seconds:g} s: try again later") from None
-        return [self._told(one, found.get(at)) for at, one in enumerate(prepared)]
+        return [self._result(one, found.get(at)) for at, one in enumerate(prepared)]
 
-    def _told(
-        self, prepared: tuple[Tensor, Window] | BaseException, seen: Seen | BaseException | None
-    ) -> Found | MeshcapError:
-        if isinstance(prepared, tuple) and isinstance(seen, Seen):
+    def _result(
+        self, prepared: tuple[Tensor, Window] | BaseException, found: CaptionedPicture | BaseException | None
+    ) -> CaptionedPicture | MeshcapError:
+        if isinstance(found, CaptionedPicture):
             self.metrics.pictures.add("captioned")
-            return Found(seen, prepared[1])
-        error = prepared if isinstance(prepared, BaseException) else seen
+            return found
+        error = prepared if isinstance(prepared, BaseException) else found
         assert isinstance(error, BaseException)
         if not isinstance(error, MeshcapError):
             raise error
         self.metrics.pictures.add("failed" if isinstance(error, FailedError) else "refused")
         return error
 
-    async def _prepared(self, given: Given, visit: Visit) -> tuple[Tensor, Window]:
+    async def _prepared(self, given: Given, reservation: Reservation) -> tuple[Tensor, Window]:
         loop = asyncio.get_running_loop()
         if isinstance(given, RefusalError):
             raise given
         if isinstance(given, Link):
             if self.fetcher is None:
                 raise RefusalError(422, "this server fetches no URLs: send the picture itself")
-            given = await loop.run_in_executor(self.lines, self.fetcher, given.url)
-            visit.hold(len(given))  # in memory like what was sent
+            given = await loop.run_in_executor(self.fetchers, self.fetcher, given.url)
+            reservation.reserve_bytes(len(given))  # in memory like what was sent
         return await loop.run_in_executor(self.pool, self._prepare, given)
 
     def _prepare(self, given: bytes) -> tuple[Tensor, Window]:
@@ -139,6 +294,6 @@ class Service:
         left, top, right, bottom = self.preprocess.window(width, height)
         return self.preprocess.pixels(picture), (left / width, top / height, right / width, bottom / height)
 
-    def _noticed(self, pictures: int, seconds: float) -> None:
-        self.metrics.batches.see(pictures)
-        self.metrics.work.see(seconds)
+    def _count_batch(self, pictures: int, seconds: float) -> None:
+        self.metrics.batches.observe(pictures)
+        self.metrics.work.observe(seconds)

@@ -1,4 +1,7 @@
-"""Pictures and wishes out of a request: multipart, JSON with base64, or the bytes of one picture."""
+"""What clients send and what they are answered: pydantic models for OpenAPI, and the reading of request bodies.
+
+A request is multipart, JSON with base64, or the bytes of one picture.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import asyncio
 import base64
 import binascii
 import json
+import math
 from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
@@ -13,14 +17,124 @@ from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
+from torch import Tensor
 
-from meshcap.serving.limits import Limits, RefusalError, Visit
-from meshcap.serving.service import Given, Link
+from meshcap.captioner import Caption
+from meshcap.errors import FailedError, MeshcapError
+from meshcap.explain.heat import grid
+from meshcap.serving.limits import Limits, RefusalError, Reservation
+from meshcap.serving.service import CaptionedPicture, Given, Link
 from meshcap.serving.wishes import Wishes, one_sentence, parsed
 
+DIGITS = 4
 LISTS = ("mention", "avoid")  # options that may be given more than once in a form or a query
 FIELDS = 64
-PATIENCE = 2.0  # seconds for which a body that is too large is read and thrown away, so that its sender hears why
+DRAIN_SECONDS = 2.0  # a body that is too large is read and dropped for so long, so that its sender sees the answer
+
+
+class Word(BaseModel):
+    word: str
+    probability: float
+    attention: list[float] | None = Field(None, description="A weight for each region, where it was asked for.")
+
+
+class CaptionOut(BaseModel):
+    caption: str = Field(description="As a person would write it.")
+    confidence: float = Field(description="0 to 1: how far the caption may be trusted.")
+    probability: float = Field(description="The geometric mean of the words' probabilities, the end included.")
+    score: float = Field(description="What the search ranked it by.")
+    words: list[Word]
+    finished: bool = Field(description="False: cut off at the greatest length.")
+    missing: int = Field(description="Required words that could not be mentioned.")
+
+
+class RegionsOut(BaseModel):
+    boxes: list[list[float]] = Field(description="x1, y1, x2, y2 of each region, in parts of the window.")
+    window: list[float] = Field(description="x1, y1, x2, y2: what was seen, in parts of the picture.")
+    grid: list[int] | None = Field(None, description="Rows and columns, where the regions are cells row by row.")
+
+
+class ErrorOut(BaseModel):
+    status: int
+    message: str = Field(description="One sentence.")
+
+
+class PictureOut(BaseModel):
+    """A caption with its alternatives, or an error."""
+
+    caption: str | None = None
+    confidence: float | None = None
+    probability: float | None = None
+    score: float | None = None
+    words: list[Word] | None = None
+    finished: bool | None = None
+    missing: int | None = None
+    alternatives: list[CaptionOut] | None = Field(None, description="The next best, where n_best is above 1.")
+    regions: RegionsOut | None = Field(None, description="Where attention was asked for.")
+    error: ErrorOut | None = None
+
+
+class CaptionResponse(BaseModel):
+    model: str
+    results: list[PictureOut] = Field(description="One for each picture, in their order.")
+    seconds: float
+
+
+class ErrorResponse(BaseModel):
+    error: ErrorOut
+
+
+def result_dict(found: CaptionedPicture | MeshcapError) -> dict[str, Any]:
+    """A `PictureOut`."""
+    if isinstance(found, MeshcapError):
+        return error_dict(found)
+    caption = found.caption
+    answer = _caption_dict(caption)
+    if caption.alternatives:
+        answer["alternatives"] = [_caption_dict(one) for one in caption.alternatives]
+    if caption.attention is not None and found.boxes is not None:
+        boxes = found.boxes
+        cells = grid(boxes[:, 0].numpy(), boxes.numpy())
+        answer["regions"] = {
+            "boxes": [_rounded(box) for box in boxes],
+            "window": [round(part, DIGITS) for part in found.window],
+            "grid": None if cells is None or not _is_row_major(boxes) else list(cells.shape),
+        }
+    return answer
+
+
+def error_dict(error: MeshcapError) -> dict[str, Any]:
+    """An `ErrorResponse`."""
+    status = error.status if isinstance(error, RefusalError) else 500 if isinstance(error, FailedError) else 422
+    return {"error": {"status": status, "message": " ".join(str(error).split())}}
+
+
+def _caption_dict(caption: Caption) -> dict[str, Any]:
+    words: list[dict[str, Any]] = [
+        {"word": word, "probability": round(math.exp(chance), DIGITS)}
+        for word, chance in zip(caption.words, caption.log_probs, strict=False)  # the last may be of the end
+    ]
+    if caption.attention is not None:
+        for word, weights in zip(words, caption.attention, strict=True):
+            word["attention"] = _rounded(weights)
+    return {
+        "caption": caption.text,
+        "confidence": round(caption.confidence, DIGITS),
+        "probability": round(caption.probability, DIGITS),
+        "score": round(caption.score, DIGITS),
+        "words": words,
+        "finished": caption.finished,
+        "missing": caption.missing,
+    }
+
+
+def _is_row_major(boxes: Tensor) -> bool:
+    order = [(round(y, 3), round(x, 3)) for x, y, *_ in boxes.tolist()]
+    return order == sorted(order)
+
+
+def _rounded(numbers: Tensor) -> list[float]:
+    return [round(number, DIGITS) for number in numbers.tolist()]
 
 
 class PictureIn(BaseModel):
@@ -50,16 +164,16 @@ class CaptionRequest(Wishes):
     pictures: list[PictureIn] = Field(min_length=1, description="In the order of the answers.")
 
 
-async def read(request: Request, limits: Limits, visit: Visit) -> tuple[list[Given], Wishes]:
+async def read_request(request: Request, limits: Limits, reservation: Reservation) -> tuple[list[Given], Wishes]:
     """
     Raises:
         RefusalError: 400 or 422 for what cannot be understood, 408 for what does not arrive, 413 for too much of it,
             415 for another content type.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    body = _body(request, limits, visit)
+    body = _body(request, limits, reservation)
     try:
-        async with asyncio.timeout(visit.left):
+        async with asyncio.timeout(reservation.left):
             if kind == "multipart/form-data":
                 return await _form(request, body, limits)
             if kind == "application/json":
@@ -75,7 +189,7 @@ async def read(request: Request, limits: Limits, visit: Visit) -> tuple[list[Giv
     )
 
 
-async def _body(request: Request, limits: Limits, visit: Visit) -> AsyncGenerator[bytes, None]:
+async def _body(request: Request, limits: Limits, reservation: Reservation) -> AsyncGenerator[bytes, None]:
     """The body in parts, counted while it comes."""
     total = 0
     try:
@@ -88,12 +202,14 @@ async def _body(request: Request, limits: Limits, visit: Visit) -> AsyncGenerato
             total += len(chunk)
             if total > limits.bytes:
                 break
-            visit.hold(len(chunk))
+            reservation.reserve_bytes(len(chunk))
             yield chunk
         else:
             return
     try:
-        async with asyncio.timeout(PATIENCE if visit.left is None else min(PATIENCE, visit.left / 2)):
+        async with asyncio.timeout(
+            DRAIN_SECONDS if reservation.left is None else min(DRAIN_SECONDS, reservation.left / 2)
+        ):
             async for chunk in stream:
                 total += len(chunk)
                 if total > 4 * limits.bytes:
@@ -129,19 +245,19 @@ async def _form(request: Request, body: AsyncGenerator[bytes, None], limits: Lim
 
 def _json(content: bytes, query: dict[str, Any], limits: Limits) -> tuple[list[Given], Wishes]:
     try:
-        told = json.loads(content)
+        body = json.loads(content)
     except (ValueError, RecursionError):
         raise RefusalError(400, "the request is no JSON: expected an object with pictures") from None
-    if not isinstance(told, dict):
+    if not isinstance(body, dict):
         raise RefusalError(422, 'the request is no object: expected {"pictures": [{"base64": …}]}')
-    if isinstance(pictures := told.get("pictures"), list) and len(pictures) > limits.pictures:
+    if isinstance(pictures := body.get("pictures"), list) and len(pictures) > limits.pictures:
         raise _too_many(limits)
     try:
-        asked = CaptionRequest(**(query | told))
+        request = CaptionRequest(**(query | body))
     except ValidationError as error:
         raise RefusalError(422, one_sentence(error)) from None
-    wishes = Wishes(**{name: getattr(asked, name) for name in Wishes.model_fields})
-    return [one.given() for one in asked.pictures], wishes
+    wishes = Wishes(**{name: getattr(request, name) for name in Wishes.model_fields})
+    return [one.given() for one in request.pictures], wishes
 
 
 def options_of(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
