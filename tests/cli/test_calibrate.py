@@ -9,10 +9,10 @@ import numpy
 import pytest
 
 import tiny_data
-from meshcap.calibration import CALIBRATION, FEWEST, Calibration
-from meshcap.calibration.words import used_shares
 from meshcap.captioner import Captioner
 from meshcap.decoding import Beam
+from meshcap.evaluation.calibration import CALIBRATION, FEWEST, Calibration
+from meshcap.evaluation.content_words import used_shares
 
 VAL = 30
 
@@ -71,7 +71,7 @@ def test_too_few_val_pictures_leave_the_probability(tmp_path: Path) -> None:
 def test_the_captioner_then_says_what_was_measured(
     data: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert calibrate(run, data, "--beams", 2, "--json", "--compare", "--plot", tmp_path / "r.svg") == 0
+    assert calibrate(run, data, "--beams", 2, "--json", "--plot", tmp_path / "r.svg") == 0
     told = json.loads(capsys.readouterr().out)
     found = Calibration.load(run)
     assert found.fitted_on | {"data": "captions.jsonl", "split": "val", "captions": VAL, "beams": 2} == found.fitted_on
@@ -88,7 +88,6 @@ def test_the_captioner_then_says_what_was_measured(
     assert numpy.mean([one.confidence for one in said]) == pytest.approx(shares.mean(), abs=0.05)
 
     assert {one["level"] for one in told["after"]["withheld"]} == {0.5, 0.6, 0.7, 0.8}
-    assert told["meanings"][0]["name"] == "share of words used"
     assert (tmp_path / "r.svg").read_text("utf-8").startswith("<svg")
 
 

@@ -22,9 +22,9 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from meshcap.errors import MeshcapError
+from meshcap.evaluation.charts import Axis, nice_ticks
 from meshcap.files import write_file, write_text
 from meshcap.memory.hopfield import Hopfield, retrieve
-from meshcap.report.charts import Axis, nice_ticks
 
 CRITICAL = 0.138
 LOADS = (0.02, 0.05, 0.08, 0.10, 0.11, 0.12, 0.13, 0.14, 0.15, 0.16, 0.18, 0.20, 0.25)

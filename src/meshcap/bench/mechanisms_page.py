@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from meshcap.report.charts import Axis, nice_ticks, tick_labels
+from meshcap.evaluation.charts import Axis, nice_ticks, tick_labels
 
 if TYPE_CHECKING:
     from meshcap.bench.mechanisms_results import Bench, Row

@@ -8,7 +8,7 @@ from html import escape
 from itertools import product
 
 from meshcap.bench.mechanisms_results import Row
-from meshcap.report.charts import Axis, nice_ticks, tick_labels
+from meshcap.evaluation.charts import Axis, nice_ticks, tick_labels
 
 WIDE, HIGH, LEFT, RIGHT, TOP, BOTTOM = 900, 560, 60, 40, 52, 56
 LETTER, LINE = 5.9, 13.0  # pixels of a label of size 11, about

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from meshcap.attention import make_score, soft
-from meshcap.report.charts import Axis
+from meshcap.evaluation.charts import Axis
 
 WIDTHS = [2**power for power in range(11)]  # 1 … 1024
 KEYS = 50  # as many as a detector gives regions

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from meshcap.calibration.measure import Reliability, Withheld
     from meshcap.data.dataset import Sample
+    from meshcap.evaluation.calibration_fit import Reliability, Withheld
 
 FEW = 500  # captions: below that, figures are told to be rough
 
@@ -36,9 +36,6 @@ def calibrate(
     beams: Annotated[int, typer.Option(min=1, help="Hypotheses of the beam search; 1 is greedy.")] = 5,
     max_length: Annotated[int, typer.Option(min=2, help="Most words, the end counted as one.")] = 20,
     plot: Annotated[Path | None, typer.Option(help="Draw the reliability diagram: a .svg or .png.")] = None,
-    compare: Annotated[
-        bool, typer.Option("--compare", help="Also tell how other meanings of a confidence would fare.")
-    ] = False,
     batch_size: Annotated[int, typer.Option(min=1, help="Pictures captioned together.")] = 64,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
@@ -61,12 +58,10 @@ def calibrate(
 
     import numpy
 
-    from meshcap.calibration import CALIBRATION, FEWEST
-    from meshcap.calibration.meanings import compare_meanings
-    from meshcap.calibration.measure import withheld
-    from meshcap.calibration.trial import try_calibration
     from meshcap.captioner import VOCABULARY
     from meshcap.data import read_dataset
+    from meshcap.evaluation.calibration import CALIBRATION, FEWEST
+    from meshcap.evaluation.calibration_fit import try_calibration, withheld
     from meshcap.folders import find_file
     from meshcap.metrics import score
     from meshcap.text import Vocabulary
@@ -111,10 +106,9 @@ def calibrate(
         "before": withheld(trial.plain, shares, cider),
         "after": withheld(trial.expected, shares, cider),
     }
-    meanings = compare_meanings(texts, references, log_probs, cider, tokenizer) if compare else []
     calibration.save(folder)
     if plot is not None:
-        from meshcap.report.reliability import trial_drawing
+        from meshcap.evaluation.drawing import trial_drawing
 
         trial_drawing(f"{Path(model).name} on {about['data']}, {split}", trial).write(plot)
     if json:
@@ -128,7 +122,6 @@ def calibrate(
             "before": asdict(found["before"]) | {"withheld": [asdict(one) for one in levels["before"]]},
             "after": asdict(found["after"]) | {"withheld": [asdict(one) for one in levels["after"]]},
         }
-        told |= {"meanings": [asdict(one) for one in meanings]} if compare else {}
         typer.echo(json_format.dumps(told, ensure_ascii=False))
         return
     from rich.console import Console
@@ -137,8 +130,6 @@ def calibrate(
     console.print(_reliabilities(found, float(shares.var())))
     for name, rows in levels.items():
         console.print(_levels(name, rows))
-    if compare:
-        console.print(_meanings([asdict(one) for one in meanings]))
     rough = f" ({len(shares)} captions: rough figures)" if len(shares) < FEW else ""
     signal = " + ".join(f"{weight:.3g} × {name}" for name, weight in calibration.weights.items())
     typer.echo(
@@ -268,17 +259,6 @@ def _levels(name: str, rows: list[Withheld]) -> Table:
         values = (one.withheld_share, one.withheld_cider, one.kept_share, one.kept_cider)
         cells = ["–" if value is None else f"{100 * value:.1f}" for value in values]
         table.add_row(f"{one.level:.1f}", f"{one.withheld:.1%}", *cells)
-    return table
-
-
-def _meanings(meanings: list[dict[str, Any]]) -> Table:
-    heads = {
-        "mean": "mean", "people": "people", "explained": "r²", "error": "error", "noise": "chance",
-        "order": "order", "with_cider": "CIDEr",
-    }  # fmt: skip
-    table = _table("What a confidence could mean, calibrated", ("meaning", *heads.values()))
-    for one in meanings:
-        table.add_row(one["name"], *("–" if one[key] is None else f"{one[key]:.3f}" for key in heads))
     return table
 
 

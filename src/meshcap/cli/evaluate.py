@@ -42,8 +42,8 @@ def evaluate(
     from meshcap.data import read_dataset
     from meshcap.data.truth import truth_lines, truths
     from meshcap.decoding import Beam
+    from meshcap.evaluation.page import ReportContent, write_report
     from meshcap.metrics.names import DEFAULT
-    from meshcap.report.page import ReportContent, write_report
     from meshcap.training.examine import caption_samples, graded
     from meshcap.training.finish import cards, write_captions, write_json
     from meshcap.vision.precomputed import open_features

@@ -19,10 +19,10 @@ import numpy as np
 from torch import Tensor
 
 import meshcap
+from meshcap.evaluation.page import data_url
 from meshcap.explain.explanation import Explanation, WordExplanation
 from meshcap.explain.heat import light, place, shade
 from meshcap.files import write_text
-from meshcap.report.thumbnails import data_url
 
 LARGE, LITTLE, SHADE = 880, 260, 96  # longer sides in pixels; shades are smooth, and a browser enlarges them well
 COLOURS = 4  # that the style knows: s0 … s3
@@ -40,7 +40,7 @@ def write_page(path: Path, explanation: Explanation, name: str = "") -> None:
 
 def page(explanation: Explanation, name: str = "") -> str:
     """The explanation as HTML; `name` is the picture's."""
-    base = files("meshcap.report").joinpath("report.css").read_text("utf-8")
+    base = files("meshcap.evaluation").joinpath("report.css").read_text("utf-8")
     own, script = (files(__package__).joinpath(file).read_text("utf-8") for file in ("page.css", "page.js"))
     sections = {
         "Word by word": _cards(explanation),

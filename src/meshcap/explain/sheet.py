@@ -7,10 +7,10 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFont
 
 from meshcap.errors import MeshcapError
+from meshcap.evaluation.page import thumbnail
 from meshcap.explain.explanation import Explanation, WordExplanation
 from meshcap.explain.heat import lit
 from meshcap.files import write_file
-from meshcap.report.thumbnails import thumbnail
 
 WIDE, LARGE, LITTLE, GAP = 1120, 340, 128, 16
 PAPER, INK, FAINT, BAR, TRACK = "white", (28, 32, 38), (92, 100, 112), (42, 111, 219), (226, 227, 224)

@@ -7,18 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshcap.calibration.curves import (
+from meshcap.evaluation.calibration import LEAST, SIGNALS, measured
+from meshcap.evaluation.calibration_fit import (
     CURVES,
-    LEAST,
-    SIGNALS,
     combined,
     equal_parts,
     logistic,
     logistic_curve,
-    measured,
+    pooled,
     weigh,
 )
-from meshcap.calibration.isotonic import pooled
 
 numbers = st.lists(st.integers(-8, 8).map(float), min_size=1, max_size=7)
 

@@ -7,10 +7,20 @@ from xml.etree import ElementTree
 import pytest
 from PIL import Image, ImageColor
 
-from meshcap.calibration.measure import Bin
 from meshcap.errors import MeshcapError
-from meshcap.report.drawing import BLUE, ORANGE, Drawing
-from meshcap.report.reliability import HEIGHT, LEFT, SIDE, TOP, WIDTH, Told, reliability_drawing
+from meshcap.evaluation.calibration_fit import Bin
+from meshcap.evaluation.drawing import (
+    BLUE,
+    HEIGHT,
+    LEFT,
+    ORANGE,
+    SIDE,
+    TOP,
+    WIDTH,
+    ConfidenceSeries,
+    Drawing,
+    reliability_drawing,
+)
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -18,8 +28,10 @@ SVG = "{http://www.w3.org/2000/svg}"
 @pytest.fixture
 def drawing() -> Drawing:
     told = [
-        Told("before <b>", [Bin(5, 0.9, 0.25, (0.2, 0.3))], [0.9] * 5),
-        Told("after", [Bin(3, 0.25, 0.25, (0.1, 0.4)), Bin(2, 0.75, 0.8, (0.7, 0.9))], [0.25, 0.25, 0.25, 0.75, 1.0]),
+        ConfidenceSeries("before <b>", [Bin(5, 0.9, 0.25, (0.2, 0.3))], [0.9] * 5),
+        ConfidenceSeries(
+            "after", [Bin(3, 0.25, 0.25, (0.1, 0.4)), Bin(2, 0.75, 0.8, (0.7, 0.9))], [0.25, 0.25, 0.25, 0.75, 1.0]
+        ),
     ]
     return reliability_drawing("A & B", "confidence", "share", told)
 

@@ -10,8 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshcap.report.charts import HEIGHT, WIDTH, Axis, chart, nice_ticks, number, tick_labels
-from meshcap.report.curves import Curve, curves_of, smoothed, thinned
+from meshcap.evaluation.charts import (
+    HEIGHT,
+    WIDTH,
+    Axis,
+    Curve,
+    chart,
+    curves_of,
+    nice_ticks,
+    number,
+    smoothed,
+    thinned,
+    tick_labels,
+)
 
 sane = st.floats(-1e6, 1e6).map(lambda x: round(x, 6))
 

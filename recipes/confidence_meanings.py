@@ -1,16 +1,23 @@
-"""Other things that a confidence could mean, beside the one that was chosen: docs/confidence.md says why."""
+"""Other things that a confidence could mean, beside the one that was chosen: docs/confidence.md says why.
+
+Example: python recipes/confidence_meanings.py captions-val.json my-pictures.jsonl --split val
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy
 
-from meshcap.calibration.choose import held_out, signals_of
-from meshcap.calibration.isotonic import Array
-from meshcap.calibration.measure import rank_correlation, reliability
-from meshcap.calibration.words import people_words, used_share, used_shares
+from meshcap.data import read_dataset
+from meshcap.evaluation.calibration import Array
+from meshcap.evaluation.calibration_fit import held_out, rank_correlation, reliability, signals_of
+from meshcap.evaluation.content_words import people_words, used_share, used_shares
+from meshcap.metrics import score
 from meshcap.metrics.cider import cider_d
 from meshcap.text.tokenizers import tokenize_each
 
@@ -78,3 +85,26 @@ def left_out_cider(references: Sequence[Sequence[str]], tokenizer: str = "ptb") 
         rest = [[*lines[:place], *lines[place + 1 :]] for lines in some]
         found.append(cider_d([lines[place] for lines in some], rest).per_image)
     return numpy.concatenate(found) if found else numpy.zeros(0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("captions", type=Path, help="what train or evaluate wrote: image_id, caption, log_probs")
+    parser.add_argument("data", help="the pictures' captions by people")
+    parser.add_argument("--split", default="val")
+    parser.add_argument("--tokenizer", default="ptb")
+    given = parser.parse_args()
+    records = json.loads(given.captions.read_text(encoding="utf-8"))
+    people = {sample.id: list(sample.captions) for sample in read_dataset(given.data).split(given.split)}
+    captions = {str(one["image_id"]): one["caption"] for one in records}
+    references = {id: people[id] for id in captions}
+    result = score(captions, references, tokenizer=given.tokenizer, metrics="CIDEr", bootstrap=0)
+    cider = numpy.array([result.per_image[id]["CIDEr"] or 0.0 for id in captions])
+    log_probs = [one["log_probs"] for one in records]
+    found = compare_meanings(list(captions.values()), list(references.values()), log_probs, cider, given.tokenizer)
+    for one in found:
+        print(json.dumps(asdict(one)))
+
+
+if __name__ == "__main__":
+    main()

@@ -3,23 +3,48 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
 import numpy
+from numpy.typing import NDArray
 
-from meshcap.calibration.choose import choose, signals_of
-from meshcap.calibration.curves import EITHER, SIGNALS, measured
 from meshcap.errors import MeshcapError
 from meshcap.files import write_text
 
+Array = NDArray[numpy.float64]
+
 CALIBRATION = "calibration.json"
 VERSION = 1
+ANEW = "make it anew with meshcap evaluate --calibrate"
 FEWEST = 20  # captions to fit on
 MEANING = "expected share of the caption's content words that at least one person used for the same picture"
+
+LEAST = -50.0  # a log-probability below this, or none at all, is as bad as it gets
+
+
+def _lowest_third(given: Array) -> float:
+    return float(numpy.sort(given)[: -(-len(given) // 3)].mean())
+
+
+# None of the first three falls when a word becomes likelier. The end of a caption counts as a word.
+SIGNALS: dict[str, Callable[[Array], float]] = {
+    "mean": lambda given: float(given.mean()),
+    "lowest": lambda given: float(given.min()),
+    "lowest third": _lowest_third,
+    "length": lambda given: float(numpy.log(len(given))),
+}
+EITHER = frozenset({"length"})  # may count for a caption or against it; all others only for
+
+
+def measured(log_probs: Sequence[float]) -> dict[str, float]:
+    """Every signal of one caption."""
+    given = numpy.nan_to_num(numpy.asarray(log_probs, dtype=numpy.float64), nan=LEAST, neginf=LEAST)
+    given = given.clip(LEAST, 0.0)
+    return {name: signal(given) for name, signal in SIGNALS.items()}
 
 
 @dataclass(frozen=True)
@@ -50,35 +75,6 @@ class Calibration:
         at = sum(weight * signals[name] for name, weight in self.weights.items())
         return float(numpy.interp(at, self.x, self.y))
 
-    @classmethod
-    def fit(
-        cls,
-        log_probs: Sequence[Sequence[float]],
-        shares: Sequence[float],
-        *,
-        fitted_on: Mapping[str, Any] | None = None,
-    ) -> Self:
-        """The calibration that predicts held-out shares best, of captions with these log-probabilities.
-
-        Args:
-            shares: what a confidence shall foretell of each caption, 0 to 1.
-            fitted_on: what the captions are, to be kept; their number is added.
-
-        Raises:
-            MeshcapError: too few captions, or shares that are none.
-        """
-        if len(log_probs) != len(shares):
-            raise MeshcapError(f"{len(log_probs)} captions and {len(shares)} shares: expected one share a caption")
-        if len(shares) < FEWEST:
-            raise MeshcapError(f"{len(shares)} captions are too few to calibrate with: expected {FEWEST} at least")
-        if not all(len(one) for one in log_probs):
-            raise MeshcapError("a caption has no log-probabilities: expected one for each of its words")
-        known = numpy.asarray(shares, dtype=numpy.float64)
-        if not ((known >= 0) & (known <= 1)).all():
-            raise MeshcapError("a share is not between 0 and 1")
-        curve, _ = choose(signals_of(log_probs), known)
-        return cls(curve.weights, curve.x, curve.y, {**(fitted_on or {}), "captions": len(shares), "curve": curve.kind})
-
     def save(self, folder: str | Path) -> None:
         """Write `calibration.json` into a model folder; a reader sees the old one or the new one."""
         content = {
@@ -107,16 +103,16 @@ class Calibration:
         except OSError as error:
             raise MeshcapError(f"{path} cannot be read: {error.strerror or error}") from error
         except (ValueError, RecursionError) as error:
-            raise MeshcapError(f"{path} is not readable JSON: expected what meshcap calibrate writes") from error
+            raise MeshcapError(f"{path} is not readable JSON: {ANEW}") from error
         if not isinstance(content, dict) or content.get("version") != VERSION:
-            raise MeshcapError(f"{path} is no calibration of version {VERSION}: make it anew with meshcap calibrate")
+            raise MeshcapError(f"{path} is no calibration of version {VERSION}: {ANEW}")
         try:
             weights, fitted_on = content.get("weights", {}), content.get("fitted_on", {})
             if not isinstance(fitted_on, dict):
                 raise MeshcapError("fitted_on is no object")
             return cls(weights, _numbers(content, "x"), _numbers(content, "y"), fitted_on)
         except MeshcapError as error:
-            raise MeshcapError(f"{path}: {error}; make it anew with meshcap calibrate") from error
+            raise MeshcapError(f"{path}: {error}; {ANEW}") from error
 
 
 def _numbers(content: Mapping[str, Any], name: str) -> tuple[float, ...]:

@@ -13,11 +13,10 @@ from PIL import Image
 
 from meshcap.data.draw import draw_scene
 from meshcap.errors import MeshcapError
+from meshcap.evaluation.charts import curves_of
+from meshcap.evaluation.drawing import Drawing
+from meshcap.evaluation.page import ReportContent, SampleCard, page, picks, thumbnail, write_report
 from meshcap.metrics import Result
-from meshcap.report.curves import curves_of
-from meshcap.report.drawing import Drawing
-from meshcap.report.page import ReportContent, SampleCard, page, picks, write_report
-from meshcap.report.thumbnails import thumbnail
 
 VOID = {"meta", "img", "wbr", "br", "hr", "link", "input"}
 EVIL = "<script>alert('x')</script> \"&' </figure>"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshcap.calibration.words import content_words, stem, used_share, used_shares
+from meshcap.evaluation.content_words import content_words, stem, used_share, used_shares
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshcap.calibration import CALIBRATION, Calibration
-from meshcap.calibration.choose import choose, held_out, signals_of
-from meshcap.calibration.curves import measured
-from meshcap.calibration.measure import reliability
 from meshcap.errors import MeshcapError
+from meshcap.evaluation.calibration import CALIBRATION, Calibration, measured
+from meshcap.evaluation.calibration_fit import choose, fit_calibration, held_out, reliability, signals_of
 
 Made = tuple[list[list[float]], numpy.ndarray, numpy.ndarray]
 
@@ -31,7 +29,7 @@ def made(count: int, truth: str = "mean", seed: int = 0) -> Made:
 @pytest.mark.parametrize("truth", ["mean", "lowest"])
 def test_a_known_curve_is_found_again(truth: str) -> None:
     log_probs, expected, shares = made(4000, truth)
-    found = Calibration.fit(log_probs, shares.tolist())
+    found = fit_calibration(log_probs, shares.tolist())
     assert set(found.weights) == {truth}
     given = numpy.array([found.apply(one) for one in log_probs])
     # 12 knots of 333 captions whose shares of 6 words are off by about 0.2: means are sure to 0.011, and the worst of
@@ -97,13 +95,13 @@ def test_by_hand() -> None:
 
 def test_round_trip(tmp_path: Path) -> None:
     log_probs, _, shares = made(500)
-    fitted = Calibration.fit(log_probs, shares.tolist(), fitted_on={"data": "drawn", "split": "val"})
+    fitted = fit_calibration(log_probs, shares.tolist(), fitted_on={"data": "drawn", "split": "val"})
     fitted.save(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [CALIBRATION]
     assert Calibration.load(tmp_path) == Calibration.load(tmp_path / CALIBRATION) == fitted
     assert fitted.fitted_on["captions"] == 500 and fitted.fitted_on["data"] == "drawn"
     first = (tmp_path / CALIBRATION).read_bytes()
-    Calibration.fit(log_probs, shares.tolist(), fitted_on={"data": "drawn", "split": "val"}).save(tmp_path)
+    fit_calibration(log_probs, shares.tolist(), fitted_on={"data": "drawn", "split": "val"}).save(tmp_path)
     assert (tmp_path / CALIBRATION).read_bytes() == first  # no dates, no chance
     assert "share" in json.loads(first)["meaning"]
 
@@ -154,11 +152,11 @@ def test_files_that_are_none(text: str, tmp_path: Path) -> None:
 
 def test_what_cannot_be_fitted() -> None:
     with pytest.raises(MeshcapError, match="too few"):
-        Calibration.fit([[-1.0]] * 19, [1.0] * 19)
+        fit_calibration([[-1.0]] * 19, [1.0] * 19)
     with pytest.raises(MeshcapError, match="one share a caption"):
-        Calibration.fit([[-1.0]] * 20, [1.0] * 21)
+        fit_calibration([[-1.0]] * 20, [1.0] * 21)
     with pytest.raises(MeshcapError, match="between 0 and 1"):
-        Calibration.fit([[-1.0]] * 20, [float("nan")] * 20)
+        fit_calibration([[-1.0]] * 20, [float("nan")] * 20)
     with pytest.raises(MeshcapError, match="no log-probabilities"):
-        Calibration.fit([[]] * 20, [1.0] * 20)
-    assert Calibration.fit([[-1.0]] * 20, [0.5] * 20).apply([-0.2]) == pytest.approx(0.5, abs=1e-6)
+        fit_calibration([[]] * 20, [1.0] * 20)
+    assert fit_calibration([[-1.0]] * 20, [0.5] * 20).apply([-0.2]) == pytest.approx(0.5, abs=1e-6)
