@@ -339,7 +339,7 @@ def test_what_a_kill_left_behind_is_swept_away(here: Path, model: Path) -> None:
     """A kill leaves files under the names that they have while they are written."""
     before = files(here)
     (here / "c.csv.parts").mkdir()
-    names = [".c.csv.0a1b2c3d.part", "c.csv.parts/.job.json.0a1b2c3d.part", "photos/.000.txt.meshcap.part"]
+    names = [".c.csv.0a1b2c3d.part", "c.csv.parts/.job.json.0a1b2c3d.part", "photos/.000.txt.0a1b2c3d.part"]
     for name in names:
         (here / name).write_text("half")
     (here / ".other.csv.0a1b2c3d.part").write_text("somebody else's")
@@ -348,7 +348,7 @@ def test_what_a_kill_left_behind_is_swept_away(here: Path, model: Path) -> None:
     assert files(here) - before == made | {".other.csv.0a1b2c3d.part"}
 
 
-def test_replace_is_the_only_way_to_write(here: Path) -> None:
-    """The kill tests count os.replace: this is where pictures, texts and pages go through."""
-    output.replace(here / "deep/er/a.txt", b"x")
+def test_folders_are_made_for_outputs(here: Path) -> None:
+    """Pictures, texts and pages go through here."""
+    output.write_output(here / "deep/er/a.txt", b"x")
     assert (here / "deep/er/a.txt").read_bytes() == b"x" and files(here / "deep") == {"er/a.txt"}

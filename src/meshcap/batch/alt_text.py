@@ -17,7 +17,7 @@ from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from meshcap.batch.inputs import Picture
-from meshcap.batch.output import replace
+from meshcap.batch.output import write_output
 from meshcap.errors import MeshcapError
 from meshcap.files import write_text
 
@@ -144,5 +144,5 @@ def fill(page: str, out: Path, captions: Mapping[str, str], *, overwrite: bool) 
     text = read_page(page)
     new, count = filled(page, text, captions, overwrite=overwrite)
     if count or os.path.realpath(page) != os.path.realpath(out):
-        replace(out, new.encode("utf-8", "surrogateescape"))
+        write_output(out, new.encode("utf-8", "surrogateescape"))
     return count

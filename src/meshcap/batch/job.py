@@ -14,7 +14,6 @@ import shutil
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from glob import escape
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,7 +21,7 @@ from meshcap.batch.alt_text import fill
 from meshcap.batch.inputs import Picture
 from meshcap.batch.output import Delivery, Row, errors_path, json_lines, write_errors, write_table
 from meshcap.errors import FailedError, MeshcapError
-from meshcap.files import write_text
+from meshcap.files import remove_unfinished, write_text
 from meshcap.folders import VISION_FOLDER, WEIGHTS, find_file, find_optional
 
 JOB, PAGES, ERRORS = "job.json", "pages.json", "errors.jsonl"
@@ -142,12 +141,6 @@ class Job:
                 raise FailedError(f"{self.path(block)} cannot be read: remove it and start again") from error
 
 
-def remove_unfinished(folder: Path, name: str = "") -> None:
-    """Delete what a killed job was writing, of all files or of one. Only while holding the lock."""
-    for left in folder.glob(f".{escape(name) + '.' if name else ''}*.part"):
-        left.unlink(missing_ok=True)
-
-
 def fingerprint(pictures: Iterable[Picture]) -> str:
     """Of the list, not of the content: writing a description into a picture does not make it another one."""
     digest = hashlib.blake2b(digest_size=16)
@@ -205,6 +198,7 @@ def run(
     to_do = [(block, job.pictures_of(block)) for block in job.to_do()]
     if not to_do:
         return
+    deliver.remove_unfinished([picture for _, pictures in to_do for picture in pictures])
     left = {block for block, _ in to_do}
     writing: deque[Future[tuple[int, int]]] = deque()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,7 @@ from typing import Any
 from meshcap.batch import metadata
 from meshcap.batch.inputs import Picture, need_pyarrow
 from meshcap.errors import MeshcapError
-from meshcap.files import write_file, write_text
+from meshcap.files import UNFINISHED, write_bytes, write_file, write_text
 
 Row = dict[str, Any]
 SUFFIXES = (".jsonl", ".csv", ".parquet")
@@ -146,6 +145,21 @@ class Delivery:
                 if error is not None:
                     row["error"] = error
 
+    def remove_unfinished(self, pictures: Sequence[Picture]) -> None:
+        """Delete files that a killed job was writing for these pictures, one listing for each folder."""
+        if not (self.sidecar or self.kinds):
+            return
+        names: dict[Path, set[str]] = {}
+        for picture in pictures:
+            path = self._path(picture)
+            real = Path(os.path.realpath(path))
+            for one in (path, real, path.with_suffix(".txt"), self._path(picture, ".txt"), self._path(picture, ".xmp")):
+                names.setdefault(one.parent, set()).add(one.name)
+        for folder, own in names.items():
+            for left in folder.glob(f".*{UNFINISHED}"):
+                if left.name[1:].rsplit(".", 2)[0] in own:
+                    left.unlink(missing_ok=True)
+
     def _deliver(self, picture: Picture, row: Row) -> str | None:
         if not row.get("caption"):
             return None
@@ -175,7 +189,7 @@ class Delivery:
         if existing is not None and existing != content and not self.overwrite:  # a person may have written it
             raise MeshcapError(f"{path} is there and says something else: --overwrite replaces it")
         if existing != content:
-            replace(path, content)
+            write_output(path, content)
 
     def _embed(self, picture: Picture, text: str) -> None:
         source = picture.source()
@@ -197,9 +211,9 @@ class Delivery:
             except MeshcapError as error:
                 problems.append(f"{picture.path} has no description: {error}")
         if self.folder is not None:
-            replace(self._path(picture), new)
+            write_output(self._path(picture), new)
         elif new != old:
-            replace(Path(os.path.realpath(picture.path)), new)  # a link stays a link
+            write_output(Path(os.path.realpath(picture.path)), new)  # a link stays a link
         if problems:
             raise MeshcapError("; ".join(problems))
 
@@ -211,27 +225,17 @@ class Delivery:
         except OSError as error:
             raise MeshcapError(f"{path} cannot be read: {error.strerror or error}") from error
         if packet is not None:
-            replace(path, packet)
+            write_output(path, packet)
 
 
-def replace(path: Path, content: bytes) -> None:
-    """Write a file beside and rename it. Folders are made where they lack.
+def write_output(path: Path, content: bytes) -> None:
+    """Write a file whole; folders are made where they are missing.
 
     Raises:
         MeshcapError: the system refuses.
     """
-    part = path.with_name(f".{path.name}.meshcap.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with open(part, "wb") as file:
-                if path.exists():
-                    shutil.copymode(path, part)
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
     except OSError as error:
         raise MeshcapError(f"{path} cannot be written: {error.strerror or error}") from error
+    write_bytes(path, content)
