@@ -249,7 +249,7 @@ def draw_hopfield(stories: dict[str, Story]) -> Image.Image:
 def draw_transformer(stories: dict[str, Story]) -> Image.Image:
     story = stories["transformer"]
     last = story.captioner.model.get_submodule("decoder.layers")[-1].mesh.cross  # type: ignore[index]
-    with overheard(last, "openly") as heard:
+    with overheard(last, "with_weights") as heard:
         told(story.captioner)
     heads = heard[-1][1][0, 0].detach()  # (H, T, N)
 

@@ -57,7 +57,7 @@ def test_multi_head_is_torchs(d_source: int, padded: bool) -> None:
             query, keys, values, key_padding_mask=~MASK if padded else None, average_attn_weights=False
         )
         torch.testing.assert_close(ours(query, keys, values, mask), expected, **CLOSE)
-        look = ours.openly(query, keys, values, mask)
+        look = ours.with_weights(query, keys, values, mask)
     torch.testing.assert_close(look.context, expected, **CLOSE)
     torch.testing.assert_close(look.weights, weights, **CLOSE)
 
@@ -76,7 +76,7 @@ def test_fused_kernel_is_used_only_for_what_it_computes(monkeypatch: pytest.Monk
     ):
         calls.clear()
         attention = MultiHead(name, 12, 3, select=select)
-        torch.testing.assert_close(attention(x, x, x, MASK), attention.openly(x, x, x, MASK).context, **CLOSE)
+        torch.testing.assert_close(attention(x, x, x, MASK), attention.with_weights(x, x, x, MASK).context, **CLOSE)
         assert len(calls) == expected, (name, select)
 
 
@@ -123,7 +123,10 @@ def test_order_of_pairs_and_padding_change_nothing(name: str, seed: int, sizes: 
     attention = MultiHead(name, 8, 2)
     query, keys, values = torch.randn(batch, queries, 8), *torch.randn(2, batch, count, 8)
     order = torch.randperm(count)
-    look, moved = attention.openly(query, keys, values), attention.openly(query, keys[:, order], values[:, order])
+    look, moved = (
+        attention.with_weights(query, keys, values),
+        attention.with_weights(query, keys[:, order], values[:, order]),
+    )
     torch.testing.assert_close(moved.context, look.context, **CLOSE)
     torch.testing.assert_close(moved.weights, look.weights[..., order], **CLOSE)
     padded = [torch.cat([part, torch.randn(batch, 2, 8)], 1) for part in (keys, values)]
@@ -148,7 +151,7 @@ def test_nothing_real_gives_zeros_and_finite_gradients(name: str) -> None:
     mask = torch.tensor([[True] * 5, [False] * 5])
     attention = MultiHead(name, 12, 3)
     query, x = torch.randn(2, 4, 12, requires_grad=True), torch.randn(2, 5, 12, requires_grad=True)
-    look = attention.openly(query, x, x, mask)
+    look = attention.with_weights(query, x, x, mask)
     assert not look.weights[1].any()
     for found in (look.context, attention(query, x, x, mask)):
         torch.testing.assert_close(found[1], attention.output.bias.expand(4, -1))
@@ -183,9 +186,9 @@ def test_half_precision_under_autocast() -> None:
             exact = attention(x, x, x, MASK)
             with torch.autocast("cpu", torch.bfloat16):
                 rough = attention(x, x, x, MASK)
-                openly = attention.openly(x, x, x, MASK).context
+                spelled_out = attention.with_weights(x, x, x, MASK).context
         assert rough.dtype == torch.bfloat16
-        for found in (rough, openly):
+        for found in (rough, spelled_out):
             assert (found.float() - exact).abs().max() < 0.03, name
 
 
@@ -196,7 +199,7 @@ def test_gradients(name: str) -> None:
     source = torch.randn(2, 5, 3, dtype=torch.double, requires_grad=True)
 
     def found(q: Tensor, s: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
-        look = attention.openly(q, s, s, MASK)
+        look = attention.with_weights(q, s, s, MASK)
         return look.context, look.weights
 
     assert torch.autograd.gradcheck(found, (query, source, *attention.parameters()), fast_mode=True)
@@ -206,11 +209,11 @@ def test_gradients(name: str) -> None:
 def test_compiles(name: str) -> None:
     attention = MultiHead(name, 12, 3)
     x = torch.randn(2, 5, 12)
-    traced = torch.compile(lambda x, m: (attention(x, x, x, m), attention.openly(x, x, x, m)), fullgraph=True,
+    traced = torch.compile(lambda x, m: (attention(x, x, x, m), attention.with_weights(x, x, x, m)), fullgraph=True,
                            backend="eager")  # fmt: skip
     found, look = traced(x, MASK)
     torch.testing.assert_close(found, attention(x, x, x, MASK))
-    torch.testing.assert_close(look.weights, attention.openly(x, x, x, MASK).weights)
+    torch.testing.assert_close(look.weights, attention.with_weights(x, x, x, MASK).weights)
 
 
 def test_mistakes_are_told() -> None:

@@ -10,11 +10,14 @@ from torch import Tensor, nn
 
 from meshcap.attention import (
     CrossAttention,
+    HistoryCache,
     SelfAttention,
     additive_mask,
     attend,
-    attend_openly,
+    attend_with_weights,
+    empty_history,
     join_heads,
+    reorder_history,
     split_heads,
 )
 from meshcap.memory import MemorySlots
@@ -51,12 +54,12 @@ def test_attend(seed: int, sizes: tuple[int, int, int, int], masked: bool, causa
     if causal:
         visible = visible.tril()
     found = attend(query, keys, values, mask=mask, causal=causal)
-    openly, weights = attend_openly(query, keys, values, mask=mask, causal=causal)
-    torch.testing.assert_close(found, openly, **CLOSE)
+    spelled_out, weights = attend_with_weights(query, keys, values, mask=mask, causal=causal)
+    torch.testing.assert_close(found, spelled_out, **CLOSE)
     for b in range(batch):
         for h in range(2):
             expected = by_hand(query[b, h], keys[b, h], values[b, h], visible[b, 0])
-            torch.testing.assert_close(openly[b, h], torch.tensor(expected[0]), **CLOSE)
+            torch.testing.assert_close(spelled_out[b, h], torch.tensor(expected[0]), **CLOSE)
             torch.testing.assert_close(weights[b, h], torch.tensor(expected[1]), **CLOSE)
 
 
@@ -98,7 +101,7 @@ def test_self_attention_is_torchs(causal: bool, padded: bool) -> None:
             x, x, x, key_padding_mask=None if visible is None else ~visible, attn_mask=later, average_attn_weights=False
         )
         torch.testing.assert_close(ours(x, mask=mask, causal=causal), expected, **CLOSE)
-        found, seen = ours.openly(x, mask=mask, causal=causal)
+        found, seen = ours.with_weights(x, mask=mask, causal=causal)
     torch.testing.assert_close(found, expected, **CLOSE)
     torch.testing.assert_close(seen, weights, **CLOSE)
 
@@ -114,7 +117,7 @@ def test_cross_attention_is_torchs_for_each_source(groups: int, padded: bool) ->
     with torch.no_grad():
         keys, values = ours.project(sources.flatten(0, 1))
         found = ours(x, keys, values, mask=mask)
-        openly, seen = ours.openly(x, keys, values, mask=mask)
+        spelled_out, seen = ours.with_weights(x, keys, values, mask=mask)
         assert found.shape == (groups, 2, 4, 12)
         for group in range(groups):
             expected, weights = theirs(
@@ -122,7 +125,7 @@ def test_cross_attention_is_torchs_for_each_source(groups: int, padded: bool) ->
                 key_padding_mask=None if visible is None else ~visible, average_attn_weights=False,
             )  # fmt: skip
             torch.testing.assert_close(found[group], expected, **CLOSE)
-            torch.testing.assert_close(openly[group], expected, **CLOSE)
+            torch.testing.assert_close(spelled_out[group], expected, **CLOSE)
             torch.testing.assert_close(seen[group], weights, **CLOSE)
 
 
@@ -134,7 +137,7 @@ def test_heads_may_be_wider_than_the_model_divides() -> None:
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_slots_are_seen_by_everyone_and_never_hidden(padded: bool) -> None:
-    """`forward` and `openly` with slots, against keys and values joined by hand."""
+    """`forward` and `with_weights` with slots, against keys and values joined by hand."""
     memory = MemorySlots(3, 2, 4)
     ours = SelfAttention(8, 2, 4, memory=memory)
     x = torch.randn(2, 5, 8)
@@ -145,7 +148,7 @@ def test_slots_are_seen_by_everyone_and_never_hidden(padded: bool) -> None:
     with torch.no_grad():
         query, keys, values = (part.view(2, 5, 2, 4) for part in ours.qkv(x).split(8, -1))
         slot_keys, slot_values = 4**0.5 * memory.keys.view(3, 2, 4), 3**0.5 * memory.values.view(3, 2, 4)
-        found, weights = ours.openly(x, mask=mask)
+        found, weights = ours.with_weights(x, mask=mask)
         torch.testing.assert_close(ours(x, mask=mask), found, **CLOSE)
         for b in range(2):
             heads = []
@@ -157,3 +160,55 @@ def test_slots_are_seen_by_everyone_and_never_hidden(padded: bool) -> None:
                 heads.append(torch.tensor(head))
             torch.testing.assert_close(found[b], ours.output(torch.cat(heads, -1)), **CLOSE)
     assert (weights[..., 5:] > 0).all()
+
+
+# The history of a beam search against lists that are copied at every step.
+
+LAYERS, HEADS, D = 2, 2, 3
+
+
+@given(
+    pictures=st.integers(1, 3), width=st.integers(1, 5), length=st.integers(1, 7), spare=st.integers(0, 3),
+    seed=st.integers(0, 10**6),
+)  # fmt: skip
+def test_against_lists(pictures: int, width: int, length: int, spare: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    state = empty_history(
+        layers=LAYERS, pictures=pictures, width=width, length=length + spare, heads=HEADS, d_head=D,
+        device=torch.device("cpu"), dtype=torch.float32,
+    )  # fmt: skip
+    # said[layer][picture][hypothesis] is a list of (keys, values), one pair for each word
+    said = [[[[] for _ in range(width)] for _ in range(pictures)] for _ in range(LAYERS)]
+    for _ in range(length):
+        cache = HistoryCache.open(state, torch.float32)
+        for layer in range(LAYERS):
+            query, new_keys, new_values = torch.randn(3, pictures, HEADS, width, D)
+            keys, values = cache.append(layer, new_keys, new_values)
+            found = attend(query, keys, values, mask=cache.mask)
+            for b in range(pictures):
+                for w in range(width):
+                    said[layer][b][w].append((new_keys[b, :, w], new_values[b, :, w]))
+                    own_keys, own_values = (torch.stack(one, 1) for one in zip(*said[layer][b][w], strict=True))
+                    scores = (own_keys @ query[b, :, w, :, None])[..., 0] / D**0.5  # (H, words)
+                    expected = (scores.softmax(-1)[..., None] * own_values).sum(1)
+                    torch.testing.assert_close(found[b, :, w], expected, atol=1e-5, rtol=1e-5)
+        state["step"] += 1
+        parents = torch.randint(width, (pictures, width))
+        reorder_history(state, parents)
+        said = [[[list(one[parent]) for parent in row] for one, row in zip(layer, parents.tolist(), strict=True)]
+                for layer in said]  # fmt: skip
+
+
+def test_cached_self_attention_is_causal_self_attention() -> None:
+    """Three sequences, a word at a time without changing places, against reading them at once."""
+    attention = SelfAttention(8, 2, 4)
+    x = torch.randn(3, 5, 8)  # (W, T, D)
+    state = empty_history(
+        layers=1, pictures=1, width=3, length=5, heads=2, d_head=4, device=torch.device("cpu"), dtype=torch.float32
+    )
+    with torch.no_grad():
+        expected = attention(x, causal=True)
+        for step in range(5):
+            found = attention.cached(x[None, :, step], HistoryCache.open(state, torch.float32), 0)
+            state["step"] += 1
+            torch.testing.assert_close(found[0], expected[:, step], atol=1e-5, rtol=1e-5)

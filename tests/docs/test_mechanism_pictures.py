@@ -99,11 +99,11 @@ def test_light_falls_where_a_word_looked(recipe, stories):
 def test_heads_are_those_that_the_mean_is_of(recipe):
     story = recipe.told(captioner("transformer", decoder_layers=1))
     cross = story.captioner.model.decoder.layers[0].mesh.cross
-    with recipe.overheard(cross, "openly") as heard:
+    with recipe.overheard(cross, "with_weights") as heard:
         recipe.told(story.captioner)
     heads = heard[-1][1][0, 0]  # (H, T, N)
     torch.testing.assert_close(heads.mean(0)[: len(story.words)], story.looks)
-    assert "openly" not in vars(cross)
+    assert "with_weights" not in vars(cross)
 
 
 def test_numbers_become_colours(recipe):

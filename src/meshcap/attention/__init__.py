@@ -1,16 +1,27 @@
 """Ways of looking."""
 
-from meshcap.attention.cache import HistoryCache, State, empty_history, reorder_history
-from meshcap.attention.hierarchical import DeepLook, HierarchicalAttention, box_groups, grid_groups, members
-from meshcap.attention.key_value import KeyValueAttention, Look, MultiHead
+from meshcap.attention.key_value import (
+    DeepLook,
+    HierarchicalAttention,
+    KeyValueAttention,
+    Look,
+    MultiHead,
+    box_groups,
+    grid_groups,
+    members,
+)
 from meshcap.attention.multi_head import (
     CrossAttention,
+    HistoryCache,
     SelfAttention,
+    State,
     additive_mask,
     attend,
     attend_groups,
-    attend_openly,
+    attend_with_weights,
+    empty_history,
     join_heads,
+    reorder_history,
     split_heads,
 )
 from meshcap.attention.saliency import SALIENCIES, Gate, MaxPool, WinnerTakeAll, make_saliency
@@ -57,7 +68,7 @@ __all__ = [
     "additive_mask",
     "attend",
     "attend_groups",
-    "attend_openly",
+    "attend_with_weights",
     "box_groups",
     "empty_history",
     "grid_groups",

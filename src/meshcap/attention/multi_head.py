@@ -1,11 +1,18 @@
-"""Multi-head scaled dot-product attention: over oneself, and over somebody else.
+"""Multi-head scaled dot-product attention: self-attention, cross-attention, and the cache that decoding uses.
 
-Both modules share `attend`, which runs torch's fused kernel unless the weights are asked for; then the same numbers
-are computed in the open. Neither adds residuals or norms: the layers that use them do.
+`SelfAttention` and `CrossAttention` share `attend`, which runs torch's fused kernel. Where the weights are wanted,
+`with_weights` computes the same numbers step by step. Neither adds residuals or norms: the layers that use them do.
+
+The cache (`empty_history`, `reorder_history`, `HistoryCache`) holds keys and values of the words so far for the W
+hypotheses of each picture. A beam search keeps changing which hypothesis descends from which. Nothing is moved when it
+does: every word of any hypothesis keeps its place (place = step · W + hypothesis), and a small table says which places
+belong to the history of which hypothesis. Reordering changes that table alone. All shapes are fixed from the start and
+the current step is a tensor, so that one captured or compiled step serves all steps.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -13,8 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from meshcap.attention.cache import HistoryCache
-from meshcap.attention.few import attend_few, fits
+from meshcap.kernels import can_decode_attention, decode_attention
 
 # Captions and sets of regions are short, and for them the kernel that torch tries last is the fastest to train with:
 # forward and backward take two thirds of cuDNN's time and a third to two thirds of flash attention's (docs/LOG.md).
@@ -24,6 +30,8 @@ FOR_SHORT_SEQUENCES = [
     SDPBackend.FLASH_ATTENTION,
     SDPBackend.MATH,
 ]
+
+State = dict[str, Tensor]
 
 
 class Memory(Protocol):
@@ -53,8 +61,8 @@ def attend_groups(
 
     `used`, a tensor of one number, may say that keys from there on are all masked.
     """
-    if fits(query, keys):
-        return attend_few(query, keys, values, mask, used)
+    if can_decode_attention(query, keys):
+        return decode_attention(query, keys, values, mask, used)
     return attend(repeat_groups(query, keys), keys, values, mask=mask)
 
 
@@ -63,7 +71,7 @@ def repeat_groups(query: Tensor, keys: Tensor) -> Tensor:
     return query.repeat(groups, 1, 1, 1) if groups > 1 else query  # (G·B, H, Q, d)
 
 
-def attend_openly(
+def attend_with_weights(
     query: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor | None = None, causal: bool = False
 ) -> tuple[Tensor, Tensor]:
     """The arithmetic of `attend` in the open, with the weights (B, H, Q, N) as second result."""
@@ -92,6 +100,64 @@ def join_heads(x: Tensor) -> Tensor:
     return x.transpose(-2, -3).flatten(-2)
 
 
+def empty_history(
+    *,
+    layers: int,
+    pictures: int,
+    width: int,
+    length: int,
+    heads: int,
+    d_head: int,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> State:
+    """The tensors of an empty history for `width` hypotheses of up to `length` words."""
+    places = -(-length * width // 8) * 8  # a multiple of 8 keeps masks aligned for the fused kernels
+    shape = (layers, pictures, heads, places, d_head)
+    return {
+        "step": torch.zeros(1, dtype=torch.long, device=device),
+        "keys": torch.zeros(shape, dtype=dtype, device=device),
+        "values": torch.zeros(shape, dtype=dtype, device=device),
+        "visible": torch.zeros(pictures, width, places, dtype=torch.bool, device=device),
+    }
+
+
+def reorder_history(state: State, parents: Tensor) -> None:
+    """Hypothesis w of each picture goes on from the history of hypothesis parents[b, w]."""
+    visible = state["visible"]  # (B, W, places)
+    visible.copy_(visible.gather(1, parents[..., None].expand_as(visible)))
+
+
+@dataclass(frozen=True)
+class HistoryCache:
+    """One step's view of a history: where the new words go, and who sees what."""
+
+    keys: Tensor  # (layers, B, H, places, d)
+    values: Tensor
+    places: Tensor  # (W,) where this step's words are written
+    mask: Tensor  # (B, 1, W, places), additive
+    used: Tensor  # (1,) how many places have been written, this step's included
+
+    @classmethod
+    def open(cls, state: State, dtype: torch.dtype) -> HistoryCache:
+        """Begin a step: each hypothesis will see its own new word."""
+        visible = state["visible"]
+        width = visible.shape[1]
+        hypotheses = torch.arange(width, device=visible.device)
+        first = state["step"] * width
+        places = first + hypotheses
+        own = hypotheses[:, None] == hypotheses  # (W, W)
+        visible.index_copy_(2, places, own.expand(visible.shape[0], -1, -1))
+        mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))
+        return cls(state["keys"], state["values"], places, mask[:, None], first + width)
+
+    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Write this step's keys and values (B, H, W, d) of a layer; return all of that layer's."""
+        self.keys[layer].index_copy_(2, self.places, keys)
+        self.values[layer].index_copy_(2, self.places, values)
+        return self.keys[layer], self.values[layer]
+
+
 class SelfAttention(nn.Module):
     """Queries, keys and values from one sequence or set, by one matrix product."""
 
@@ -113,9 +179,9 @@ class SelfAttention(nn.Module):
         """Attend over x (B, N, D); `mask` as in `attend`, over all keys, slots included."""
         return self.output(join_heads(attend(*self.project(x), mask=mask, causal=causal)))
 
-    def openly(self, x: Tensor, *, mask: Tensor | None = None, causal: bool = False) -> tuple[Tensor, Tensor]:
+    def with_weights(self, x: Tensor, *, mask: Tensor | None = None, causal: bool = False) -> tuple[Tensor, Tensor]:
         """As `forward`, with the weights (B, H, N, N + slots)."""
-        found, weights = attend_openly(*self.project(x), mask=mask, causal=causal)
+        found, weights = attend_with_weights(*self.project(x), mask=mask, causal=causal)
         return self.output(join_heads(found)), weights
 
     def cached(self, x: Tensor, cache: HistoryCache, layer: int) -> Tensor:
@@ -145,9 +211,11 @@ class CrossAttention(nn.Module):
         found = attend_groups(split_heads(self.query(x), self.heads), keys, values, mask=mask)
         return self.output(join_heads(found)).unflatten(0, (-1, x.shape[0]))
 
-    def openly(self, x: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def with_weights(
+        self, x: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """As `forward`, with the weights (G, B, H, Q, N)."""
         query = repeat_groups(split_heads(self.query(x), self.heads), keys)
-        found, weights = attend_openly(query, keys, values, mask=mask)
+        found, weights = attend_with_weights(query, keys, values, mask=mask)
         groups = (-1, x.shape[0])
         return self.output(join_heads(found)).unflatten(0, groups), weights.unflatten(0, groups)

@@ -16,10 +16,10 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from meshcap.decoding.likeliest import likeliest
 from meshcap.decoding.search import Choice, Search, normalised, rest
 from meshcap.decoding.strategies import one_alive, positive
 from meshcap.errors import MeshcapError
+from meshcap.kernels import top_k_rows
 
 Phrase = tuple[int, ...]
 Alternatives = tuple[Phrase, ...]  # one of these must appear
@@ -183,7 +183,7 @@ class ConstrainedPicker:
 
         # Candidates of each hypothesis: its likeliest ordinary words, which all lead to one state, and every
         # special word, each leading to its own.
-        best, ordinary = likeliest(log_probs.masked_fill(self.special[:, None], infinity), beams)
+        best, ordinary = top_k_rows(log_probs.masked_fill(self.special[:, None], infinity), beams)
         words = self.words[:, None].expand(pictures, width, -1)  # (B, W, C)
         special = log_probs.gather(-1, words).masked_fill(self.absent[:, None], infinity)
         gained = torch.cat((best, special), -1)  # (B, W, k + C)

@@ -13,9 +13,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from meshcap.decoding.likeliest import likeliest
 from meshcap.decoding.search import Choice, Search, best_continuations, normalised, rest
 from meshcap.errors import MeshcapError
+from meshcap.kernels import top_k_rows
 
 
 class Strategy(Protocol):
@@ -98,7 +98,7 @@ class Beam:
 
     def choose(self, log_probs: Tensor, search: Search) -> Choice:
         # The best of each hypothesis are enough to find the best of all, and far less to compare.
-        gained, words = rest(search.finished, *likeliest(log_probs, self.beams), search.settings.pad)
+        gained, words = rest(search.finished, *top_k_rows(log_probs, self.beams), search.settings.pad)
         return best_continuations(search, gained, words, penalty=self.length_penalty)
 
     def rank(self, search: Search) -> Tensor:
@@ -140,7 +140,7 @@ class DiverseBeam:
         for start in range(0, self.beams, size):
             group = slice(start, start + size)
             finished, own = search.finished[:, group], log_probs[:, group]
-            _, words = likeliest(own.sub(said, alpha=self.diversity), size)
+            _, words = top_k_rows(own.sub(said, alpha=self.diversity), size)
             cost = self.diversity * said.expand_as(own).gather(-1, words).masked_fill(finished[..., None], 0)
             gained, words = rest(finished, own.gather(-1, words), words, pad)
             choice = best_continuations(search, gained, words, keep=group, cost=cost, penalty=self.length_penalty)

@@ -58,9 +58,9 @@ def slot_use(weights: Tensor, slots: int, *, mask: Tensor | None = None, top: in
     """How much each slot is used, and which regions and pictures it answers to.
 
     Args:
-        weights: of a memory-augmented self-attention, (B, H, N, N + slots): `SelfAttention.openly` gives them, and
-            `Encoder.forward` leaves those of every layer in its trace under "encoder". Heads are averaged; a single
-            head is `weights[:, h : h + 1]`.
+        weights: of a memory-augmented self-attention, (B, H, N, N + slots): `SelfAttention.with_weights` gives them,
+            and `Encoder.forward` leaves those of every layer in its trace under "encoder". Heads are averaged; a
+            single head is `weights[:, h : h + 1]`.
         slots: S, the last columns.
         mask: (B, N), true at real regions: what padding attends to does not count.
         top: k, or as many as there are.

@@ -114,7 +114,7 @@ class EncoderLayer(nn.Module):
         if trace is None:
             found = self.attention(x, mask=mask)
         else:
-            found, weights = self.attention.openly(x, mask=mask)
+            found, weights = self.attention.with_weights(x, mask=mask)
             trace["encoder"].append(weights)  # (B, H, N, N + slots)
         return self.feed_forward(self.norm(x + self.dropout(found)))
 
@@ -190,7 +190,7 @@ class MeshedAttention(nn.Module):
         if trace is None:
             found = self.cross(y, keys, values, mask=mask)  # (L, B, Q, D)
         else:
-            found, weights = self.cross.openly(y, keys, values, mask=mask)
+            found, weights = self.cross.with_weights(y, keys, values, mask=mask)
             trace["regions"].append(weights.mean(2))  # (L, B, Q, N)
         context = self.norm(y + self.dropout(found))
         if self.gates is None:

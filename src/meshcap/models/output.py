@@ -6,13 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from meshcap.kernels import can_log_softmax, log_softmax_rows
 from meshcap.models.words import SharedWords, Words
-
-try:
-    import triton
-    import triton.language as tl
-except ImportError:  # no CUDA build of torch, or a platform without Triton
-    triton = None
 
 Aligned = tuple[Tensor, Tensor]
 
@@ -45,26 +40,6 @@ class Output(nn.Module):
             logits = logits + self.silence.to(logits.dtype)
         else:
             logits = F.linear(y, *aligned)
-            if triton is not None and not torch.is_grad_enabled() and self.vocab_size <= 32_768:
+            if can_log_softmax(logits, self.vocab_size):
                 return log_softmax_rows(logits, self.vocab_size)
         return torch.log_softmax(logits, -1, dtype=torch.float32)[..., : self.vocab_size]
-
-
-def log_softmax_rows(logits: Tensor, count: int) -> Tensor:
-    """float32 log-softmax of the first `count` columns, each row read and written once (torch converts it first)."""
-    rows = logits.flatten(0, -2)
-    result = rows.new_empty(rows.shape[0], count, dtype=torch.float32)
-    block = triton.next_power_of_2(count)
-    _log_softmax[(rows.shape[0],)](rows, result, rows.stride(0), count, block=block, num_warps=8)
-    return result.view(*logits.shape[:-1], count)
-
-
-if triton is not None:
-
-    @triton.jit
-    def _log_softmax(rows, result, stride, count, block: tl.constexpr):  # type: ignore[no-untyped-def]
-        row = tl.program_id(0).to(tl.int64)
-        places = tl.arange(0, block)
-        x = tl.load(rows + row * stride + places, mask=places < count, other=float("-inf")).to(tl.float32)
-        x = x - tl.max(x, 0)
-        tl.store(result + row * count + places, x - tl.log(tl.sum(tl.exp(x), 0)), mask=places < count)

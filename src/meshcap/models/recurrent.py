@@ -159,9 +159,9 @@ class RecurrentCaptioner(CaptionModel):
             tensor.copy_(tensor.gather(1, index))
 
     def read(self, encoded: State, ids: Tensor) -> Tensor:
-        return self.read_openly(encoded, ids)[0]
+        return self.read_with_attention(encoded, ids)[0]
 
-    def read_openly(self, encoded: State, ids: Tensor) -> tuple[Tensor, list[Looks]]:
+    def read_with_attention(self, encoded: State, ids: Tensor) -> tuple[Tensor, list[Looks]]:
         """ids (B, S, T) -> log-probabilities (B, S, T, V), and where each of the T words looked."""
         self.expect_length(ids.shape[-1])
         x = self.dropout(self.words(ids))  # (B, S, T, D)
@@ -176,7 +176,7 @@ class RecurrentCaptioner(CaptionModel):
 
     def forward(self, regions: Regions, ids: Tensor, *, attention: bool = False) -> Tensor | tuple[Tensor, State]:
         captions = ids if ids.dim() == 3 else ids[:, None]
-        log_probs, looks = self.read_openly(self.encode(regions), captions)
+        log_probs, looks = self.read_with_attention(self.encode(regions), captions)
         log_probs = log_probs.view(*ids.shape, -1)
         if not attention:
             return log_probs

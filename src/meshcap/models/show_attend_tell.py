@@ -140,7 +140,7 @@ class ShowAttendTell(RecurrentCaptioner):
     def study(self, encoded: State, ids: Tensor) -> tuple[Tensor, State | None]:
         if not self.training or (self.config.attention == "soft" and not self.config.doubly_stochastic):
             return self.read(encoded, ids), None
-        log_probs, looks = self.read_openly(encoded, ids)
+        log_probs, looks = self.read_with_attention(encoded, ids)
         noticed = joined(looks)
         if "visible" in encoded:
             noticed["visible"] = encoded["visible"]

@@ -69,7 +69,7 @@ class Search:
 
     def choose(self, log_probs: np.ndarray, beam: Beam) -> np.ndarray:
         """Go on with the best continuations of all; returns which hypothesis each new one continues, (B, W)."""
-        gained, words = likeliest(log_probs, beam.beams)  # (B, W, k)
+        gained, words = top_k(log_probs, beam.beams)  # (B, W, k)
         # A finished hypothesis has one way to go on: to stay as it is, saying <pad> for nothing.
         ended = self.finished[..., None]
         gained = np.where(ended, np.where(np.arange(gained.shape[-1]) == 0, np.float32(0), -np.inf), gained)
@@ -162,7 +162,7 @@ def begin(facts: Facts, seen: State, *, pictures: int, width: int, length: int) 
     return state
 
 
-def likeliest(log_probs: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+def top_k(log_probs: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     """Values and ids (…, k) of the k greatest of (…, V), greatest first; k is lowered to V."""
     ids = greatest(log_probs, min(k, log_probs.shape[-1]))
     return np.take_along_axis(log_probs, ids, -1), ids
