@@ -33,9 +33,13 @@ def next_words(model, picture: Regions, captions: list[Caption]) -> list[list[fl
 def allowed(words: Sequence[int], word: int, rules: Rules, eos: int) -> bool:
     if word in rules.banned:
         return False
+    if any((*words, word)[-len(phrase) :] == phrase for phrase in rules.banned_phrases):
+        return False
+    if word == eos and (len(words) + 1 < rules.min_length or (words and words[-1] in rules.bad_endings)):
+        return False
     if rules.end_in_time and len(words) + 1 == rules.max_length:
         return word == eos
-    if word == eos and (len(words) + 1 < rules.min_length or (words and words[-1] in rules.bad_endings)):
+    if rules.end_in_time and len(words) + 2 == rules.max_length and word in rules.bad_endings:
         return False
     return not repeats((*words, word), rules.no_repeat_ngram)
 
@@ -92,17 +96,21 @@ def diverse(
     pools = [[Caption()] for _ in range(groups)]
     for _ in range(rules.max_length):
         said: Counter[int] = Counter()  # by earlier groups, in this step
+        taken: set[tuple[int, ...]] = set()  # captions that earlier groups have
         everyone = dict(continuations(model, picture, [caption for pool in pools for caption in pool], rules))
         for index, pool in enumerate(pools):
             candidates = []
             for old in pool:
                 for new in everyone[old]:
+                    if new.words in taken:
+                        continue
                     cost = 0.0 if old.ended else diversity * said[new.words[-1]]
                     candidates.append((new.rank(length_penalty, cost), new, old.ended))
             candidates.sort(key=lambda one: one[0], reverse=True)
             chosen = candidates[: beams // groups]
             pools[index] = [new for _, new, _ in chosen]
             said.update(new.words[-1] for _, new, rested in chosen if not rested)
+            taken.update(new.words for _, new, _ in chosen)
     everything = [caption for pool in pools for caption in pool]
     return best(everything, len(everything), lambda one: one.rank(length_penalty))
 

@@ -20,6 +20,7 @@ CASES = {  # rules and length penalty
     "long": (Rules(max_length=6, min_length=4), 0.8),
     "no bigram twice": (Rules(max_length=6, no_repeat_ngram=2), 0.0),
     "in time": (Rules(max_length=4, min_length=3, bad_endings=(4, 5, 6), end_in_time=True), 0.0),
+    "no phrase": (Rules(max_length=6, banned_phrases=((4, 5), (5, 6), (7, 7, 7))), 0.0),
     "all rules": (Rules(max_length=7, min_length=3, no_repeat_ngram=1, banned=(4, 8), bad_endings=(5, 6)), 0.5),
 }
 cases = pytest.mark.parametrize(("rules", "length_penalty"), CASES.values(), ids=CASES)
@@ -80,6 +81,9 @@ def test_one_group_is_a_beam_and_groups_differ() -> None:
     plain = decode(model, PICTURES, Beam(4), PLAIN, n_best=4)
     grouped = decode(model, PICTURES, DiverseBeam(4, 1), PLAIN, n_best=4)
     assert torch.equal(plain.ids, grouped.ids)
+    for groups in (2, 4):  # however little it costs to be alike, all captions are different
+        alike = decode(model, PICTURES, DiverseBeam(4, groups, 0.0), PLAIN, n_best=4).ids
+        assert all(len({tuple(one) for one in picture}) == 4 for picture in alike.tolist())
     firsts = decode(model, PICTURES, DiverseBeam(4, 4, 100.0), PLAIN, n_best=4).ids[..., 0]  # (B, 4)
     assert all(len(set(row)) == 4 for row in firsts.tolist())
 

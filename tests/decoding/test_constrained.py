@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import tiny
 from decoding import naive
 from meshcap.decoding import Beam, ConstrainedBeam, Rules, decode
-from meshcap.decoding.constrained import automaton
+from meshcap.decoding.records import automaton
 
 PICTURES = tiny.pictures(3, 6)
 

@@ -1,4 +1,4 @@
-"""What `decoding.protocol` asks of a captioner: stepping is reading, whoever descends from whom; one graph for all."""
+"""What `decoding.search` asks of a captioner: stepping is reading, whoever descends from whom; one graph for all."""
 
 import copy
 

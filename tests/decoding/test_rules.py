@@ -29,6 +29,7 @@ def rules(draw: st.DrawFn) -> Rules:
         min_length=draw(st.integers(1, longest)),
         no_repeat_ngram=draw(st.integers(0, 3)),
         banned=tuple(draw(st.sets(words, max_size=4))),
+        banned_phrases=tuple(draw(st.sets(st.tuples(words, words) | st.tuples(words, words, words), max_size=3))),
         bad_endings=tuple(draw(st.sets(words, max_size=4))),
         end_in_time=draw(st.booleans()),
     )
@@ -44,14 +45,15 @@ def test_rules_hold(strategy: Strategy, rules: Rules) -> None:
             length, finished = int(found.lengths[picture, place]), bool(found.finished[picture, place])
             said = found.ids[picture, place, :length].tolist()
             assert not set(said) & set(rules.banned)
+            for phrase in rules.banned_phrases:
+                assert phrase not in [tuple(said[at : at + len(phrase)]) for at in range(length)]
             if rules.no_repeat_ngram:
                 assert not any(naive.repeats(said[:end], rules.no_repeat_ngram) for end in range(length + 1))
             assert (eos in said) == finished
             if finished:
                 assert said[-1] == eos
                 assert rules.min_length <= length <= rules.max_length
-                at_last = rules.end_in_time and length == rules.max_length
-                assert length == 1 or at_last or said[-2] not in rules.bad_endings
+                assert length == 1 or said[-2] not in rules.bad_endings
             elif found.scores[picture, place] > -inf:
                 assert length == rules.max_length
                 assert not rules.end_in_time

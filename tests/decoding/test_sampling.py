@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import tiny
 from meshcap.decoding import Greedy, Rules, Sample, decode
-from meshcap.decoding.strategies import keep_likeliest
+from meshcap.decoding.choose import keep_likeliest
 
 PICTURES = tiny.pictures(3, 6, 2)
 RULES = Rules(max_length=6)

@@ -1,12 +1,29 @@
-"""From log-probabilities to captions."""
+"""From log-probabilities to captions.
 
-from meshcap.decoding.constrained import ConstrainedBeam
-from meshcap.decoding.decode import Graphs, decode
-from meshcap.decoding.ensemble import Ensemble
-from meshcap.decoding.hypotheses import Hypotheses
-from meshcap.decoding.protocol import Decodable, State
-from meshcap.decoding.rules import Rules
-from meshcap.decoding.strategies import Beam, DiverseBeam, Greedy, Sample, Strategy
+The records (`Rules`, strategies, `Hypotheses`) need no torch; what runs them with torch is imported when it is first
+asked for, so that exported captioners run where there is none.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from meshcap.decoding.records import (
+    Beam,
+    ConstrainedBeam,
+    DiverseBeam,
+    Greedy,
+    Hypotheses,
+    Rules,
+    Sample,
+    Settings,
+    Strategy,
+)
+
+if TYPE_CHECKING:  # the same table again, in the form that type checkers read
+    from meshcap.decoding.ensemble import Ensemble
+    from meshcap.decoding.search import Decodable, Graphs, State, decode
 
 __all__ = [
     "Beam",
@@ -19,7 +36,24 @@ __all__ = [
     "Hypotheses",
     "Rules",
     "Sample",
+    "Settings",
     "State",
     "Strategy",
     "decode",
 ]
+
+_MODULES = {
+    "Decodable": "meshcap.decoding.search",
+    "Ensemble": "meshcap.decoding.ensemble",
+    "Graphs": "meshcap.decoding.search",
+    "State": "meshcap.decoding.search",
+    "decode": "meshcap.decoding.search",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_MODULES[name]), name)
+    globals()[name] = value  # found without coming here next time
+    return value

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from meshcap.decoding.protocol import Decodable, Settings, State
+from meshcap.decoding.records import Settings
+from meshcap.decoding.search import Decodable, State
 from meshcap.errors import MeshcapError
 from meshcap.regions import Regions
 

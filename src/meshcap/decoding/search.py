@@ -1,33 +1,74 @@
-"""A search under way: what the W hypotheses of each picture have said so far.
+"""Regions in, captions out, in torch: the loop that all strategies share.
 
-Shapes never change and nothing is read back to the host, so that a whole step can be captured as one CUDA graph.
+`Decodable` is what a model must be able to do; `Search` is a search under way; `decode` runs it. Shapes never change
+while it runs and nothing is read back to the host, so that on a GPU a whole step is captured as one CUDA graph.
+
+B pictures, W hypotheses of each, T words, V vocabulary, N regions.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, Protocol, overload
 
 import torch
 from torch import Tensor
 
-from meshcap.decoding.protocol import Settings
+from meshcap.decoding.choose import Choice, ConstrainedChooser, chooser
+from meshcap.decoding.records import Beam, Hypotheses, Rules, Settings, Strategy, expect_kept, mean_probability
+from meshcap.regions import Regions
+
+# On a GPU, asking whether all captions have ended waits for it: ask every few steps only.
+STEPS_BETWEEN_CHECKS = 5
+
+State = dict[str, Tensor]
 
 
-class Choice(NamedTuple):
-    """How a strategy goes on: all (B, W)."""
+class Decodable(Protocol):
+    """A captioning model, as a search sees it.
 
-    parents: Tensor | None  # which hypothesis each new one continues; None: each its own
-    words: Tensor
-    log_probs: Tensor  # of those words, by the model; 0 for hypotheses that had ended
-    scores: Tensor  # of the hypotheses with those words
+    Everything that changes while decoding is a `State`: a dict of named tensors of fixed shapes, updated in place. So a
+    step can be captured once and replayed, and several models can share one dict.
+    """
+
+    @property
+    def config(self) -> Settings: ...
+
+    def encode(self, regions: Regions) -> State:
+        """Look at the pictures, once."""
+
+    def start(self, encoded: State, *, width: int, length: int) -> State:
+        """Begin `width` empty hypotheses of up to `length` words for each picture.
+
+        Calls with equal shapes give states of equal shapes and names.
+        """
+
+    def step(self, ids: Tensor, state: State) -> Tensor:
+        """Read one more word of each hypothesis, ids (B, W); return the next one's log-probabilities (B, W, V).
+
+        The result is the caller's to change. No synchronisation with a GPU, no data-dependent shapes.
+        """
+
+    def reorder(self, state: State, parents: Tensor) -> None:
+        """Let hypothesis w of picture b go on from the words of hypothesis parents[b, w]."""
+
+    @overload
+    def __call__(self, regions: Regions, ids: Tensor, *, attention: Literal[False] = ...) -> Tensor: ...
+    @overload
+    def __call__(self, regions: Regions, ids: Tensor, *, attention: Literal[True]) -> tuple[Tensor, State]:
+        """Teacher-forced: ids (B, T) or (B, S, T) to the log-probabilities (…, V) of the word after each.
+
+        With `attention`, also a dict whose `words` (…, N) says how much each next word looked at each region.
+        """
 
 
 @dataclass(frozen=True)
 class Search:
-    """Tensors updated in place by `take`."""
+    """The W hypotheses of each picture so far: tensors updated in place by `take`."""
 
-    ids: Tensor  # (B, W, T), <pad> where nothing is said yet
+    ids: Tensor  # (B, W, T), <pad> where no word is yet
     log_probs: Tensor  # (B, W, T)
     scores: Tensor  # (B, W)
     lengths: Tensor  # (B, W)
@@ -61,7 +102,7 @@ class Search:
             tensor.zero_()
 
     def take(self, choice: Choice) -> None:
-        """Go on with a choice. A hypothesis that nothing is allowed to follow scores -inf and says no more."""
+        """Go on with a choice. A hypothesis that nothing is allowed to follow scores -inf and grows no more."""
         parents, words, log_probs, scores = choice
         alive = scores > float("-inf")
         words, log_probs = words.masked_fill(~alive, self.settings.pad), log_probs.masked_fill(~alive, 0)
@@ -82,42 +123,230 @@ class Search:
         """Whether every hypothesis has ended or is out of the running; reads the data."""
         return bool((self.finished | (self.scores == float("-inf"))).all())
 
-
-def rest(finished: Tensor, log_probs: Tensor, words: Tensor, pad: int) -> tuple[Tensor, Tensor]:
-    """Of candidates (B, W, k), leave a finished hypothesis one: to stay as it is, saying `<pad>` for nothing."""
-    ended = finished[..., None]
-    first = torch.arange(words.shape[-1], device=words.device) == 0
-    log_probs = log_probs.masked_fill(ended, float("-inf")).masked_fill(ended & first, 0)
-    return log_probs, words.masked_fill(ended, pad)
+    def latest(self, count: int) -> Tensor:
+        """(B, W, count) the latest words, any word where there are fewer."""
+        places = (self.step + torch.arange(-count, 0, device=self.ids.device)).clamp_min(0)
+        return self.ids.index_select(-1, places)
 
 
-def normalised(scores: Tensor, lengths: Tensor, penalty: float) -> Tensor:
-    """Scores divided by length ** penalty."""
-    return scores if penalty == 0 else scores / lengths.clamp_min(1).float() ** penalty
+Filter = Callable[[Tensor, Search], object]
 
 
-def best_continuations(
-    search: Search,
-    gained: Tensor,
-    words: Tensor,
+def filters(rules: Rules, model: Settings, device: torch.device) -> list[Filter]:
+    """Each sets the log-probabilities (B, W, V) of what a rule forbids to -inf, in place, on the device."""
+    found: list[Filter] = []
+    minus, eos, last_place = float("-inf"), model.eos, rules.max_length - 1
+    if rules.banned:
+        banned = torch.tensor(rules.banned, device=device)
+        found.append(lambda log_probs, search: log_probs.index_fill_(-1, banned, minus))
+    for phrase in rules.banned_phrases:
+        found.append(_no_phrase(phrase, device))
+    if rules.min_length > 1:
+        found.append(
+            lambda log_probs, search: log_probs[..., eos].masked_fill_(search.step + 1 < rules.min_length, minus)
+        )
+    if rules.bad_endings:
+        bad = torch.zeros(model.vocab_size, dtype=torch.bool, device=device)
+        bad[list(rules.bad_endings)] = True
+        found.append(lambda log_probs, search: log_probs[..., eos].masked_fill_(bad[search.last], minus))
+        if rules.end_in_time:  # the last word of all may be none of these
+            found.append(lambda log_probs, search: log_probs.masked_fill_(bad & (search.step == last_place - 1), minus))
+    if rules.no_repeat_ngram:
+        found.append(_no_repeats(rules.no_repeat_ngram))
+    if rules.end_in_time:
+        others = torch.arange(model.vocab_size, device=device) != eos
+        found.append(lambda log_probs, search: log_probs.masked_fill_(others & (search.step >= last_place), minus))
+    return found
+
+
+def _no_phrase(phrase: tuple[int, ...], device: torch.device) -> Filter:
+    *before, word = phrase
+    beginning, count = torch.tensor(before, device=device), len(before)
+
+    def forbid(log_probs: Tensor, search: Search) -> None:
+        begun = (search.latest(count) == beginning).all(-1) & (search.step >= count)
+        log_probs[..., word].masked_fill_(begun, float("-inf"))
+
+    return forbid
+
+
+def _no_repeats(n: int) -> Filter:
+    """Forbid the word that would complete an n-gram for a second time.
+
+    Every window of n words in the history whose first n - 1 are the latest n - 1 forbids its last word.
+    """
+
+    def forbid(log_probs: Tensor, search: Search) -> None:
+        ids = search.ids  # (B, W, T), words from place `step` on are still padding
+        if n > ids.shape[-1]:
+            return
+        windows = ids.unfold(-1, n, 1)  # (B, W, T - n + 1, n)
+        starts = torch.arange(windows.shape[-2], device=ids.device)
+        repeats = (starts + n <= search.step).expand(windows.shape[:-1])  # the whole window is there
+        if n > 1:
+            repeats = repeats & (windows[..., :-1] == search.latest(n - 1)[..., None, :]).all(-1)
+        penalty = torch.zeros(repeats.shape, device=ids.device, dtype=log_probs.dtype)
+        log_probs.scatter_add_(-1, windows[..., -1], penalty.masked_fill_(repeats, float("-inf")))
+
+    return forbid
+
+
+class Run:
+    """One search over one batch: `begin` looks at the pictures, `advance` adds a word to every hypothesis."""
+
+    def __init__(self, model: Decodable, regions: Regions, strategy: Strategy, rules: Rules):
+        self.model, self.regions, self.strategy, self.rules = model, regions, strategy, rules
+        device = regions.features.device
+        self.search = Search.new(
+            model.config, pictures=len(regions), width=strategy.width, length=rules.max_length, device=device
+        )
+        self.chooser = chooser(strategy, self.search)
+        self.filters = filters(rules, model.config, device)
+        self.state: State = {}
+
+    def seed(self, seed: int) -> None:
+        generator = getattr(self.chooser, "generator", None)
+        if generator is not None:
+            generator.manual_seed(seed)
+
+    def begin(self) -> None:
+        encoded = self.model.encode(self.regions)
+        self.state = self.model.start(encoded, width=self.strategy.width, length=self.rules.max_length)
+        self.search.reset()
+        self.chooser.open(self.search)
+
+    def advance(self) -> None:
+        log_probs = self.model.step(self.search.last, self.state)  # (B, W, V)
+        for forbid in self.filters:
+            forbid(log_probs, self.search)
+        choice = self.chooser.choose(log_probs, self.search)
+        if choice.parents is not None:
+            self.model.reorder(self.state, choice.parents)
+        self.search.take(choice)
+
+    def best(self, n: int, *, attention: bool) -> Hypotheses:
+        """The n best hypotheses of each picture."""
+        search = self.search
+        order = self.chooser.rank(search).topk(n).indices  # (B, n)
+        scores = self.chooser.score(search)
+
+        def pick(tensor: Tensor) -> Tensor:
+            index = order.view(*order.shape, *[1] * (tensor.dim() - 2)).expand(*order.shape, *tensor.shape[2:])
+            return tensor.gather(1, index)
+
+        ids = pick(search.ids)
+        satisfied = unconstrained = weights = None
+        if isinstance(self.chooser, ConstrainedChooser):
+            satisfied = pick(self.chooser.satisfied(search))
+            free = scores.argmax(-1, keepdim=True)  # (B, 1)
+            log_probs = search.log_probs.gather(1, free[..., None].expand(-1, -1, search.log_probs.shape[-1]))
+            unconstrained = mean_probability(log_probs, search.lengths.gather(1, free))[:, 0]
+        if attention:
+            before = torch.cat((torch.full_like(ids[..., :1], search.settings.bos), ids[..., :-1]), -1)
+            _, weights = self.model(self.regions, before, attention=True)
+        return Hypotheses(
+            ids=ids,
+            log_probs=pick(search.log_probs),
+            scores=pick(scores),
+            lengths=pick(search.lengths),
+            finished=pick(search.finished),
+            satisfied=satisfied,
+            unconstrained=unconstrained,
+            attention=weights,
+        )
+
+
+class CapturedRun(Run):
+    """A run whose two parts are recorded as CUDA graphs: one launch a step instead of some hundred.
+
+    It works on tensors of its own, at fixed addresses; pictures of the same shapes are copied in.
+    """
+
+    def __init__(self, model: Decodable, regions: Regions, strategy: Strategy, rules: Rules):
+        super().__init__(model, regions.each(torch.clone), strategy, rules)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # libraries set themselves up on first use, which cannot be recorded
+            super().begin()
+            super().advance()
+        torch.cuda.current_stream().wait_stream(stream)
+        self.beginning, self.advancing = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        generator = getattr(self.chooser, "generator", None)
+        if generator is not None:
+            self.advancing.register_generator_state(generator)
+        with torch.cuda.graph(self.beginning):
+            super().begin()
+        with torch.cuda.graph(self.advancing, pool=self.beginning.pool()):
+            super().advance()
+
+    def show(self, regions: Regions) -> None:
+        for own, given in zip(self.regions.parts(), regions.parts(), strict=True):
+            if own is not None and given is not None:
+                own.copy_(given)
+
+    def begin(self) -> None:
+        self.beginning.replay()
+
+    def advance(self) -> None:
+        self.advancing.replay()
+
+
+class Graphs:
+    """Captured runs, kept for the next batch of the same shapes; the least recently used goes first."""
+
+    def __init__(self, most: int = 4):
+        self.most = most
+        self.runs: OrderedDict[Hashable, CapturedRun] = OrderedDict()
+
+    def get(self, model: Decodable, regions: Regions, strategy: Strategy, rules: Rules) -> CapturedRun:
+        shapes = tuple(None if t is None else (t.shape, t.dtype, t.device) for t in regions.parts())
+        key = (id(model), shapes, strategy, rules)
+        run = self.runs.pop(key, None)
+        if run is None:
+            while len(self.runs) >= self.most:
+                self.runs.popitem(last=False)
+            run = CapturedRun(model, regions, strategy, rules)
+        run.show(regions)
+        self.runs[key] = run
+        return run
+
+
+@torch.no_grad()
+def decode(
+    model: Decodable,
+    regions: Regions,
+    strategy: Strategy | None = None,
+    rules: Rules | None = None,
     *,
-    keep: slice = slice(None),
-    cost: Tensor | None = None,
-    penalty: float,
-) -> Choice:
-    """Of the hypotheses `keep` (w of them), each with k candidate words, the w best continuations.
+    n_best: int = 1,
+    attention: bool = False,
+    graphs: Graphs | None = None,
+    stop_early: bool = True,
+) -> Hypotheses:
+    """Caption pictures with any model and any strategy.
 
     Args:
-        gained, words: (B, w, k) log-probabilities and ids, as `rest` leaves them.
-        cost: (B, w, k) what a candidate costs in the comparison alone.
+        n_best: how many captions to return of each picture.
+        attention: also return how the model looked at the picture for each word.
+        graphs: where to keep captured steps between calls; on a GPU this is many times faster. The model's weights
+            must not be replaced meanwhile (changing them in place is fine).
+        stop_early: now and then, check whether all captions have ended; without, a GPU is never waited for.
+
+    Raises:
+        MeshcapError: rules that do not fit the model, more captions than the search keeps.
     """
-    totals = search.scores[:, keep, None] + gained  # (B, w, k)
-    lengths = (search.lengths + ~search.finished)[:, keep, None]
-    keys = normalised(totals if cost is None else totals - cost, lengths, penalty)
-    picked = keys.flatten(1).topk(words.shape[1]).indices  # (B, w)
-    return Choice(
-        parents=picked // words.shape[-1] + (keep.start or 0),
-        words=words.flatten(1).gather(1, picked),
-        log_probs=gained.flatten(1).gather(1, picked),
-        scores=totals.flatten(1).gather(1, picked),
-    )
+    strategy, rules = strategy or Beam(), rules or Rules()
+    rules.check(model.config)
+    expect_kept(n_best, strategy)
+    if graphs is not None and regions.features.is_cuda:
+        run: Run = graphs.get(model, regions, strategy, rules)
+    else:
+        run = Run(model, regions, strategy, rules)
+    run.seed(getattr(strategy, "seed", 0))
+    run.begin()
+    often = STEPS_BETWEEN_CHECKS if regions.features.is_cuda else 1
+    for step in range(1, rules.max_length + 1):
+        run.advance()
+        if stop_early and step % often == 0 and step < rules.max_length and run.search.over():
+            break
+    return run.best(n_best, attention=attention)

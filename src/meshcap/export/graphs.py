@@ -1,6 +1,6 @@
 """The two graphs of a captioner, traced by `torch.export`: `see` the picture, `say` one more word.
 
-Any captioner that keeps the protocol (`meshcap.decoding.protocol`) can be traced: all that changes while it decodes is
+Any captioner that keeps the protocol (`meshcap.decoding.search`) can be traced: all that changes while it decodes is
 a dict of named tensors. What each of them is to a search (does it come from the picture, does a step change it, do
 hypotheses take it along?) is found by watching the captioner work, not by knowing its name.
 """

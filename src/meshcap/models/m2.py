@@ -289,7 +289,7 @@ class Decoder(nn.Module):
 
 
 class M2(CaptionModel):
-    """The captioner. See `meshcap.decoding.protocol` for what its methods promise."""
+    """The captioner. See `meshcap.decoding.search` for what its methods promise."""
 
     name = "m2"
     config_class = M2Config

@@ -144,7 +144,7 @@ class CaptionModel(
     def device(self) -> torch.device:
         return next(self.parameters()).device
 
-    # What a captioner does; `meshcap.decoding.protocol` says what each method promises.
+    # What a captioner does; `meshcap.decoding.search` says what each method promises.
     def encode(self, regions: Regions) -> State:
         raise NotImplementedError
 

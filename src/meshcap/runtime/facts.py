@@ -1,7 +1,7 @@
 """What an exported folder says about itself, in `runtime.json`: all that a search must know beside the two graphs.
 
 The graphs are `see` (pixels to what the decoder looks at) and `say` (one word further). What `say` reads and changes
-is a state of named arrays, as `meshcap.decoding.protocol` has it; here stands how each of them begins and moves.
+is a state of named arrays, as `meshcap.decoding.search` has it; here stands how each of them begins and moves.
 """
 
 from __future__ import annotations

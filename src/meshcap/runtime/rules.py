@@ -1,4 +1,4 @@
-"""What captions may look like: `meshcap.decoding.rules` on arrays."""
+"""What captions may look like: `meshcap.decoding.records` on arrays."""
 
 from __future__ import annotations
 

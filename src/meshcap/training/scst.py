@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from meshcap.decoding import Beam, Graphs, Hypotheses, Rules, Sample, Strategy, decode
-from meshcap.decoding.strategies import keep_likeliest
+from meshcap.decoding.choose import keep_likeliest
 from meshcap.models import CaptionModel
 from meshcap.regions import Regions
 
@@ -58,7 +58,7 @@ class Speaker:
             n_best=strategy.width,
             graphs=self.graphs,
             # Of so many captions one is nearly always as long as can be: a look would only hold up the next launches.
-            look=not regions.features.is_cuda,
+            stop_early=not regions.features.is_cuda,
         )
 
 

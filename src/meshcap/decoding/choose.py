@@ -1,0 +1,302 @@
+"""How each strategy chooses the next words of all hypotheses, in torch.
+
+B pictures, W hypotheses of each, k candidate words of a hypothesis, V vocabulary. Shapes never change and nothing is
+read back to the host, so that a whole step can be captured as one CUDA graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from meshcap.decoding.records import Beam, ConstrainedBeam, DiverseBeam, Greedy, Sample, Strategy
+from meshcap.kernels import top_k_rows
+
+if TYPE_CHECKING:
+    from meshcap.decoding.search import Search
+
+INFINITY = float("inf")
+
+
+class Choice(NamedTuple):
+    """How a strategy goes on: all (B, W)."""
+
+    parents: Tensor | None  # which hypothesis each new one continues; None: each its own
+    words: Tensor
+    log_probs: Tensor  # of those words, by the model; 0 for hypotheses that had ended
+    scores: Tensor  # of the hypotheses with those words
+
+
+class Chooser(Protocol):
+    """One strategy with whatever tensors it needs on the search's device.
+
+    It may have a random `generator`, which is seeded anew for every search.
+    """
+
+    def open(self, search: Search) -> None:
+        """Set the first scores, where they are not zero."""
+
+    def choose(self, log_probs: Tensor, search: Search) -> Choice:
+        """Choose how all hypotheses go on, by log-probabilities (B, W, V)."""
+
+    def score(self, search: Search) -> Tensor:
+        """(B, W): what a person reads as the score of each hypothesis."""
+
+    def rank(self, search: Search) -> Tensor:
+        """(B, W): what the hypotheses are sorted by at the end."""
+
+
+def chooser(strategy: Strategy, search: Search) -> Chooser:
+    """What runs a strategy.
+
+    Raises:
+        MeshcapError: constraints that do not fit the pictures or the vocabulary.
+    """
+    if isinstance(strategy, Greedy):
+        return GreedyChooser()
+    if isinstance(strategy, Beam):
+        return BeamChooser(strategy)
+    if isinstance(strategy, DiverseBeam):
+        return DiverseChooser(strategy)
+    if isinstance(strategy, Sample):
+        return SampleChooser(strategy, torch.Generator(search.scores.device))
+    return ConstrainedChooser(strategy, search)
+
+
+@dataclass(frozen=True)
+class GreedyChooser:
+    def open(self, search: Search) -> None:
+        pass
+
+    def choose(self, log_probs: Tensor, search: Search) -> Choice:
+        best, words = keep_finished(search.finished, *log_probs.max(-1, keepdim=True), search.settings.pad)
+        return Choice(None, words[..., 0], best[..., 0], search.scores + best[..., 0])
+
+    def score(self, search: Search) -> Tensor:
+        return search.scores
+
+    rank = score
+
+
+@dataclass(frozen=True)
+class BeamChooser:
+    strategy: Beam
+
+    def open(self, search: Search) -> None:
+        one_alive(search)
+
+    def choose(self, log_probs: Tensor, search: Search) -> Choice:
+        # The best of each hypothesis are enough to find the best of all, and far less to compare.
+        found = top_k_rows(log_probs, self.strategy.beams)
+        gained, words = keep_finished(search.finished, *found, search.settings.pad)
+        return best_continuations(search, gained, words, penalty=self.strategy.length_penalty)
+
+    def score(self, search: Search) -> Tensor:
+        return normalised(search.scores, search.lengths, self.strategy.length_penalty)
+
+    rank = score
+
+
+@dataclass(frozen=True)
+class DiverseChooser:
+    strategy: DiverseBeam
+
+    def open(self, search: Search) -> None:
+        one_alive(search, self.strategy.groups)
+
+    def choose(self, log_probs: Tensor, search: Search) -> Choice:
+        beams, diversity = self.strategy.beams, self.strategy.diversity
+        size = beams // self.strategy.groups
+        used = torch.zeros_like(log_probs[:, :1])  # (B, 1, V) how often earlier groups chose each word
+        # (B, W, W): which hypotheses consist of the same words so far
+        alike = (search.ids[:, :, None] == search.ids[:, None]).all(-1)
+        choices: list[Choice] = []
+        for start in range(0, beams, size):
+            group = slice(start, start + size)
+            finished, own = search.finished[:, group], log_probs[:, group]
+            # As many words as there are beams: all but `size` may be taken by earlier groups.
+            _, words = top_k_rows(own.sub(used, alpha=diversity), beams)
+            cost = diversity * used.expand_as(own).gather(-1, words).masked_fill(finished[..., None], 0)
+            gained, words = keep_finished(finished, own.gather(-1, words), words, search.settings.pad)
+            for earlier in choices:
+                assert earlier.parents is not None
+                same = alike[:, group].gather(2, earlier.parents[:, None].expand(-1, size, -1))  # (B, w, w')
+                same = same & (earlier.scores > -INFINITY)[:, None]
+                taken = (same[..., None, :] & (words[..., None] == earlier.words[:, None, None])).any(-1)
+                gained = gained.masked_fill(taken, -INFINITY)
+            choice = best_continuations(
+                search, gained, words, keep=group, cost=cost, penalty=self.strategy.length_penalty
+            )
+            choices.append(choice)
+            assert choice.parents is not None
+            # A finished caption adds no word, nor does a place that found no continuation.
+            added = ~search.finished.gather(1, choice.parents) & (choice.scores > -INFINITY)
+            used.scatter_add_(-1, choice.words[:, None], added[:, None].to(used.dtype))
+        return Choice(*(torch.cat(parts, 1) for parts in zip(*choices, strict=True)))
+
+    def score(self, search: Search) -> Tensor:
+        return normalised(search.scores, search.lengths, self.strategy.length_penalty)
+
+    rank = score
+
+
+@dataclass(frozen=True)
+class SampleChooser:
+    strategy: Sample
+    generator: torch.Generator
+
+    def open(self, search: Search) -> None:
+        pass
+
+    def choose(self, log_probs: Tensor, search: Search) -> Choice:
+        odds = keep_top_k_rows(log_probs / self.strategy.temperature, self.strategy.top_k, self.strategy.top_p)
+        # argmax(p / Exp(1)) is a draw from p, and needs no sum and no synchronisation
+        noise = torch.empty_like(odds).exponential_(generator=self.generator)
+        words = (odds.softmax(-1) / noise).argmax(-1, keepdim=True)
+        gained, words = keep_finished(search.finished, log_probs.gather(-1, words), words, search.settings.pad)
+        return Choice(None, words[..., 0], gained[..., 0], search.scores + gained[..., 0])
+
+    def score(self, search: Search) -> Tensor:
+        return search.scores
+
+    rank = score
+
+
+class ConstrainedChooser:
+    """The automata of a batch as tables: S states, C special words."""
+
+    def __init__(self, strategy: ConstrainedBeam, search: Search):
+        device, vocab = search.scores.device, search.settings.vocab_size
+        strategy.check(len(search.scores), vocab)
+        self.strategy, automata = strategy, strategy.automata
+        states, classes = max(len(a.next) for a in automata), max(len(a.words) for a in automata)
+        special = torch.zeros(len(automata), vocab, dtype=torch.bool)
+        words = torch.zeros(len(automata), classes, dtype=torch.long)
+        absent = torch.ones(len(automata), classes, dtype=torch.bool)
+        table = torch.zeros(len(automata), states, 1 + classes, dtype=torch.long)
+        met = torch.zeros(len(automata), states, dtype=torch.long)
+        for row, a in enumerate(automata):
+            special[row, list(a.words)] = True
+            words[row, : len(a.words)] = torch.tensor(a.words, dtype=torch.long)
+            absent[row, : len(a.words)] = False
+            table[row, : len(a.next), : 1 + len(a.words)] = torch.tensor(a.next)
+            met[row, : len(a.next)] = torch.tensor(a.satisfied)
+        self.special = special.to(device)  # (B or 1, V) the words that phrases contain
+        self.words = words.to(device)  # (B or 1, C) those words
+        self.absent = absent.to(device)  # (B or 1, C) where a picture has fewer
+        self.next = table.to(device)  # (B or 1, S, 1 + C)
+        self.met = met.to(device)  # (B or 1, S)
+
+    def open(self, search: Search) -> None:
+        one_alive(search)
+
+    def choose(self, log_probs: Tensor, search: Search) -> Choice:
+        beams = self.strategy.beams
+        pictures, width, _ = log_probs.shape
+        states = width // beams
+
+        # Candidates of each hypothesis: its likeliest ordinary words, which all lead to one state, and every
+        # special word, each leading to its own.
+        best, ordinary = top_k_rows(log_probs.masked_fill(self.special[:, None], -INFINITY), beams)
+        words = self.words[:, None].expand(pictures, width, -1)  # (B, W, C)
+        special = log_probs.gather(-1, words).masked_fill(self.absent[:, None], -INFINITY)
+        gained = torch.cat((best, special), -1)  # (B, W, k + C)
+        words = torch.cat((ordinary, words), -1)
+        count = ordinary.shape[-1]
+        after = torch.cat((self.next[..., :1].expand(-1, -1, count), self.next[..., 1:]), -1)  # (B, S, k + C)
+        after = after.repeat_interleave(beams, 1).expand(pictures, -1, -1)  # (B, W, k + C)
+
+        gained, words = keep_finished(search.finished, gained, words, search.settings.pad)
+        here = torch.arange(states, device=words.device).repeat_interleave(beams)[:, None]  # (W, 1)
+        after = torch.where(search.finished[..., None], here, after)
+
+        totals = search.scores[..., None] + gained
+        keys = normalised(totals, (search.lengths + ~search.finished)[..., None], self.strategy.length_penalty)
+        elsewhere = after.flatten(1)[:, None] != torch.arange(states, device=words.device)[:, None]  # (B, S, W·(k + C))
+        ranked = keys.flatten(1)[:, None].masked_fill(elsewhere, -INFINITY).topk(beams)
+        picked = ranked.indices.flatten(1)  # (B, W)
+        # A state that too few candidates lead to is filled up with dead hypotheses, not with other states' captions.
+        dead = ranked.values.flatten(1) == -INFINITY
+        return Choice(
+            parents=picked // words.shape[-1],
+            words=words.flatten(1).gather(1, picked),
+            log_probs=gained.flatten(1).gather(1, picked),
+            scores=totals.flatten(1).gather(1, picked).masked_fill(dead, -INFINITY),
+        )
+
+    def score(self, search: Search) -> Tensor:
+        return normalised(search.scores, search.lengths, self.strategy.length_penalty)
+
+    def rank(self, search: Search) -> Tensor:
+        # Requirements come first, scores second: a place in the order of scores, and a whole beam more for each
+        # requirement met. (Adding a large number to the scores would swallow their differences.)
+        places = self.score(search).argsort(-1).argsort(-1)
+        return places + self.satisfied(search) * search.scores.shape[1]
+
+    def satisfied(self, search: Search) -> Tensor:
+        """(B, W): how many requirements each hypothesis meets."""
+        met = self.met.repeat_interleave(self.strategy.beams, 1).expand(len(search.scores), -1)
+        return met.masked_fill(search.scores == -INFINITY, 0)
+
+
+def one_alive(search: Search, groups: int = 1) -> None:
+    """All hypotheses begin alike: let the first of each group alone go on, or they would all go the same way."""
+    search.scores.fill_(-INFINITY)
+    search.scores.view(len(search.scores), groups, -1)[..., 0] = 0
+
+
+def keep_finished(finished: Tensor, log_probs: Tensor, words: Tensor, pad: int) -> tuple[Tensor, Tensor]:
+    """Of candidates (B, W, k), leave a finished hypothesis one: to stay as it is, with `<pad>` for a word."""
+    ended = finished[..., None]
+    first = torch.arange(words.shape[-1], device=words.device) == 0
+    log_probs = log_probs.masked_fill(ended, -INFINITY).masked_fill(ended & first, 0)
+    return log_probs, words.masked_fill(ended, pad)
+
+
+def normalised(scores: Tensor, lengths: Tensor, penalty: float) -> Tensor:
+    """Scores divided by length ** penalty."""
+    return scores if penalty == 0 else scores / lengths.clamp_min(1).float() ** penalty
+
+
+def best_continuations(
+    search: Search,
+    gained: Tensor,
+    words: Tensor,
+    *,
+    keep: slice = slice(None),
+    cost: Tensor | None = None,
+    penalty: float,
+) -> Choice:
+    """Of the hypotheses `keep` (w of them), each with k candidate words, the w best continuations.
+
+    Args:
+        gained, words: (B, w, k) log-probabilities and ids, as `keep_finished` leaves them.
+        cost: (B, w, k) what a candidate costs in the comparison alone.
+    """
+    totals = search.scores[:, keep, None] + gained  # (B, w, k)
+    lengths = (search.lengths + ~search.finished)[:, keep, None]
+    keys = normalised(totals if cost is None else totals - cost, lengths, penalty)
+    picked = keys.flatten(1).topk(words.shape[1]).indices  # (B, w)
+    return Choice(
+        parents=picked // words.shape[-1] + (keep.start or 0),
+        words=words.flatten(1).gather(1, picked),
+        log_probs=gained.flatten(1).gather(1, picked),
+        scores=totals.flatten(1).gather(1, picked),
+    )
+
+
+def keep_likeliest(odds: Tensor, top_k: int, top_p: float) -> Tensor:
+    """Set the log-odds of all but the likeliest words to -inf."""
+    if 0 < top_k < odds.shape[-1]:
+        least = odds.topk(top_k, -1).values[..., -1:]
+        odds = odds.masked_fill(odds < least, -INFINITY)
+    if top_p < 1:
+        ordered, order = odds.sort(-1, descending=True)
+        shares = ordered.softmax(-1)
+        # A word stays if those before it have not reached p yet: so the likeliest always does.
+        ordered = ordered.masked_fill(shares.cumsum(-1) - shares >= top_p, -INFINITY)
+        odds = torch.empty_like(odds).scatter_(-1, order, ordered)
+    return odds
