@@ -152,7 +152,7 @@ class SampleChooser:
         pass
 
     def choose(self, log_probs: Tensor, search: Search) -> Choice:
-        odds = keep_top_k_rows(log_probs / self.strategy.temperature, self.strategy.top_k, self.strategy.top_p)
+        odds = keep_likeliest(log_probs / self.strategy.temperature, self.strategy.top_k, self.strategy.top_p)
         # argmax(p / Exp(1)) is a draw from p, and needs no sum and no synchronisation
         noise = torch.empty_like(odds).exponential_(generator=self.generator)
         words = (odds.softmax(-1) / noise).argmax(-1, keepdim=True)
