@@ -28,8 +28,7 @@ from torch import Tensor
 from meshcap.captioner import Captioner
 from meshcap.data.draw import draw_scene
 from meshcap.explain import Explanation, explain
-from meshcap.explain.heat import grid, shade
-from meshcap.explain.sheet import wrapped
+from meshcap.explain.heatmap import as_grid, overlay, wrapped
 from meshcap.files import write_file
 from meshcap.models.seq2seq import reading_order
 from meshcap.training.blend import unpacked
@@ -120,7 +119,7 @@ class Story:
     def lit(self, weights: Tensor, side: float, most: float | None = None) -> Image.Image:
         """The scene under weights (N,): clear where they are largest, cell by cell, dark where there are none."""
         assert self.found.boxes is not None
-        cells = grid(weights.numpy(), self.found.boxes.numpy())
+        cells = as_grid(weights.numpy(), self.found.boxes.numpy())
         assert cells is not None
         return lit(self.scene, cells, side, most)
 
@@ -445,7 +444,7 @@ def lit(scene: Image.Image, cells: np.ndarray, side: float, most: float | None =
     light = cells / max(most or float(cells.max()), 1e-12)
     field = np.asarray(Image.fromarray(light.astype(np.float32), "F").resize(size, Image.Resampling.NEAREST))
     picture = scene.resize(size, Image.Resampling.LANCZOS).convert("RGBA")
-    return Image.alpha_composite(picture, shade(field)).convert("RGB")
+    return Image.alpha_composite(picture, overlay(field)).convert("RGB")
 
 
 def blank(width: float, height: float, pixels: int | None = None) -> Image.Image:

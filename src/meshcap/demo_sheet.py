@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from meshcap.captioner import Caption
-from meshcap.explain.sheet import wrapped
+from meshcap.explain.heatmap import wrapped
 
 COLUMNS, LARGE, LITTLE, GAP = 4, 224, 104, 16
 BELOW = 76  # room for three lines of caption

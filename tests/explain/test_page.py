@@ -15,8 +15,8 @@ import tiny
 from meshcap import Captioner, MeshcapError
 from meshcap.data.draw import draw_scene
 from meshcap.explain import Explanation, explain
+from meshcap.explain.heatmap import draw_sheet, write_sheet
 from meshcap.explain.page import page, percent, write_page
-from meshcap.explain.sheet import sheet, write_sheet
 from meshcap.text import Vocabulary
 from meshcap.vision.patches import Patches
 
@@ -139,7 +139,7 @@ def test_regions_without_a_picture_have_a_page_and_no_sheet() -> None:
     assert not read.all("img") and not read.all("div", "photo")
     assert found.words[0].word in read.text
     with pytest.raises(MeshcapError, match="no picture to draw on"):
-        sheet(found)
+        draw_sheet(found)
 
 
 def test_small_is_not_zero() -> None:
@@ -156,7 +156,7 @@ def test_the_sheet(tmp_path: Path, attribution: bool) -> None:
 
 
 def test_a_row_more_for_attribution() -> None:
-    assert sheet(explained()).height > sheet(explained(attribution=False)).height
+    assert draw_sheet(explained()).height > draw_sheet(explained(attribution=False)).height
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:

@@ -54,8 +54,8 @@ def explain(
     from meshcap.captioner import Captioner
     from meshcap.decoding import Beam
     from meshcap.explain import explain as explained
+    from meshcap.explain.heatmap import write_sheet
     from meshcap.explain.page import write_page
-    from meshcap.explain.sheet import write_sheet
     from meshcap.vision.pictures import read_picture
 
     where, precision = options.apply(device, "float32", threads, None)  # gradients want all their digits

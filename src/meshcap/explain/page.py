@@ -21,7 +21,7 @@ from torch import Tensor
 import meshcap
 from meshcap.evaluation.page import data_url
 from meshcap.explain.explanation import Explanation, WordExplanation
-from meshcap.explain.heat import light, place, shade
+from meshcap.explain.heatmap import brightest_place, heat_field, overlay
 from meshcap.files import write_text
 
 LARGE, LITTLE, SHADE = 880, 260, 96  # longer sides in pixels; shades are smooth, and a browser enlarges them well
@@ -90,9 +90,9 @@ def _maps(explanation: Explanation) -> Iterable[tuple[int, str, np.ndarray]]:
     scale = SHADE / max(width, height)
     size = max(1, round(scale * width)), max(1, round(scale * height))
     for number, one in enumerate(explanation.words):
-        yield number, "a", light(one.attention, explanation.boxes, size, explanation.window)
+        yield number, "a", heat_field(one.attention, explanation.boxes, size, explanation.window)
         if one.attribution is not None:
-            field = light(one.attribution, explanation.boxes, size, explanation.window, explanation.least)
+            field = heat_field(one.attribution, explanation.boxes, size, explanation.window, explanation.least)
             yield number, "b", field
 
 
@@ -103,7 +103,7 @@ def _pictures(explanation: Explanation) -> str:
         rules.append(f".photo {{ background-image: url({data_url(explanation.picture, LITTLE)[0]}); }}")
     for number, kind, field in _maps(explanation):
         buffer = io.BytesIO()
-        shade(field).save(buffer, "PNG", optimize=True)
+        overlay(field).save(buffer, "PNG", optimize=True)
         url = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
         rules.append(f".m{number}{kind} {{ background-image: url({url}); }}")
     return "\n".join(rules) + "\n"
@@ -125,7 +125,7 @@ def _stage(explanation: Explanation, name: str) -> str:
         )
     kinds = {"a": "where it looked", "b": "what counted"} if explanation.baseline else {"a": "where it looked"}
     kinds |= {"": "the picture"}
-    buttons = "".join(f'<button type="button" data-kind="{kind}">{told}</button>' for kind, told in kinds.items())
+    buttons = "".join(f'<button type="button" data-kind="{kind}">{label}</button>' for kind, label in kinds.items())
     toggle = f'<div class="toggle" role="group" aria-label="Light shows" hidden>{buttons}</div>'
     who = "the model's caption" if explanation.own else "a sentence given to the model"
     strongest = max(range(len(explanation.words)), key=lambda at: explanation.words[at].gained or 0)
@@ -143,8 +143,12 @@ def _cards(explanation: Explanation) -> str:
     drawn: dict[int, list[str]] = {}
     for number, kind, field in _maps(explanation):
         word = explanation.words[number].word
-        told = "where the model looked for" if kind == "a" else "what counted for"
-        alt = f"{told} “{word}”: most at the {place(field)}" if np.nanmax(np.abs(field)) > 0 else f"{told} “{word}”"
+        label = "where the model looked for" if kind == "a" else "what counted for"
+        alt = (
+            f"{label} “{word}”: most at the {brightest_place(field)}"
+            if np.nanmax(np.abs(field)) > 0
+            else f"{label} “{word}”"
+        )
         title = "looked" if kind == "a" else "counted"
         drawn.setdefault(number, []).append(
             f'<div class="tile"><div class="photo" role="img" aria-label="{escape(alt)}" style="{_ratio(explanation)}">'
@@ -216,11 +220,11 @@ def _bar(share: float) -> str:
 
 def _stack(shares: Tensor) -> str:
     parts = [(f"level {level + 1}", float(share)) for level, share in enumerate(shares)]
-    told = ", ".join(f"{name} {percent(share)}" for name, share in parts)
+    label = ", ".join(f"{name} {percent(share)}" for name, share in parts)
     inside = "".join(
         f'<i class="s{at % COLOURS}" style="width: {100 * share:.2f}%"></i>' for at, (_, share) in enumerate(parts)
     )
-    return f'<div class="stack" role="img" aria-label="encoder levels: {told}">{inside}</div><small>{told}</small>'
+    return f'<div class="stack" role="img" aria-label="encoder levels: {label}">{inside}</div><small>{label}</small>'
 
 
 def _strips(name: str, weights: Tensor) -> str:
@@ -228,8 +232,8 @@ def _strips(name: str, weights: Tensor) -> str:
     rows = weights if weights.dim() == 2 else weights[None]
     cells = [[f'<i style="opacity: {float(v / row.max().clamp_min(1e-9)):.2f}"></i>' for v in row] for row in rows]
     inside = "".join(f'<div class="strip">{"".join(row)}</div>' for row in cells)
-    told = "; ".join(f"most at {int(row.argmax()) + 1} of {len(row)}" for row in rows)
-    return f'<div role="img" aria-label="{name}: {told}">{inside}</div><small>{name}</small>'
+    label = "; ".join(f"most at {int(row.argmax()) + 1} of {len(row)}" for row in rows)
+    return f'<div role="img" aria-label="{name}: {label}">{inside}</div><small>{name}</small>'
 
 
 def _captions(explanation: Explanation) -> str:

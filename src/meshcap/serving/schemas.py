@@ -21,7 +21,7 @@ from torch import Tensor
 
 from meshcap.captioner import Caption
 from meshcap.errors import FailedError, MeshcapError
-from meshcap.explain.heat import grid
+from meshcap.explain.heatmap import as_grid
 from meshcap.serving.limits import Limits, RefusalError, Reservation
 from meshcap.serving.service import CaptionedPicture, Given, Link
 from meshcap.serving.wishes import Wishes, one_sentence, parsed
@@ -94,7 +94,7 @@ def result_dict(found: CaptionedPicture | MeshcapError) -> dict[str, Any]:
         answer["alternatives"] = [_caption_dict(one) for one in caption.alternatives]
     if caption.attention is not None and found.boxes is not None:
         boxes = found.boxes
-        cells = grid(boxes[:, 0].numpy(), boxes.numpy())
+        cells = as_grid(boxes[:, 0].numpy(), boxes.numpy())
         answer["regions"] = {
             "boxes": [_rounded(box) for box in boxes],
             "window": [round(part, DIGITS) for part in found.window],
