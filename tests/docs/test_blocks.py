@@ -36,7 +36,7 @@ SHELL = [
 PAGES = sorted({block.page for block in RUN if block.language == "python"} - {*ELSEWHERE, EXPORTED})
 PYTHON = {page: [block for block in RUN if block.page == page and block.language == "python"] for page in PAGES}
 LONG = re.compile(
-    r"meshcap (train|evaluate|calibrate|explain|export|bench|ntm|serve|data (check|pack|features))\b|python -m|--spice"
+    r"meshcap (train|evaluate|explain|export|bench|ntm|serve|data (check|pack|features))\b|python -m|--spice"
 )
 # What stands at the top of the file that an example is a part of.
 BEFORE = {

@@ -29,7 +29,6 @@ COMMANDS: dict[str, str] = {
     "serve": "meshcap.cli.serve:serve",
     "train": "meshcap.cli.train:train",
     "evaluate": "meshcap.cli.evaluate:evaluate",
-    "calibrate": "meshcap.cli.calibrate:calibrate",
     "blend": "meshcap.cli.blend:blend",
     "sizes": "meshcap.cli.sizes:sizes",
     "data": "meshcap.cli.data:app",

@@ -3,24 +3,49 @@
 from __future__ import annotations
 
 import json as json_format
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from meshcap.cli import options
 from meshcap.errors import MeshcapError
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from meshcap.evaluation.calibration_fit import Trial
+
+FEW = 500  # captions: below that, figures of confidences are said to be rough
+
 
 def evaluate(
     model: Annotated[str, typer.Argument(help="A model folder, a run, or a name on the Hugging Face hub.")],
     data: Annotated[str, typer.Argument(help="Pictures with captions: a folder, a file or a pattern.")],
-    split: Annotated[str, typer.Option(help="Which part of the data.")] = "test",
+    split: Annotated[
+        str | None,
+        typer.Option(help="Which part of the data, or all.", show_default="test, or val with --calibrate"),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for captions, scores and report.")] = None,
     pictures: Annotated[Path | None, typer.Option(help="Where the pictures are, if not beside the captions.")] = None,
     features: Annotated[Path | None, typer.Option(help="Precomputed regions instead of pictures.")] = None,
+    captions: Annotated[
+        Path | None, typer.Option(help="Captions that train or evaluate wrote of the split: nothing is captioned.")
+    ] = None,
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate",
+            help="Fit confidences to the share of a caption's content words that people used too, and write "
+            "calibration.json into the model folder, or into --out. Not on pictures that were trained on.",
+        ),
+    ] = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="With --calibrate: draw the reliability diagram, a .svg or .png.")
+    ] = None,
     beams: Annotated[int, typer.Option(min=1, help="Hypotheses of the beam search; 1 is greedy.")] = 5,
-    max_length: Annotated[int, typer.Option(min=2, help="Most words, the end counted as one.")] = 20,
+    max_words: Annotated[int | None, typer.Option(min=1, help="Most words of a caption.", show_default="19")] = None,
     metrics: Annotated[str, typer.Option(help="As of meshcap score: bleu, ROUGE-L, CIDEr, METEOR, …")] = "",
     bootstrap: Annotated[int, typer.Option(min=0, help="Resamples for the 95 % intervals; 0: none.")] = 1000,
     batch_size: Annotated[int, typer.Option(min=1, help="Pictures captioned together.")] = 64,
@@ -31,73 +56,147 @@ def evaluate(
 ) -> None:
     """Caption a split, score the captions as the field does, and write a report.
 
+    With --captions neither pictures nor a GPU are needed, only what people said: COCO's or Karpathy's file, or any
+    other that training reads.
+
     Example: meshcap evaluate my-captioner my-pictures.jsonl --split test --out evaluation
     """
+    split = split or ("val" if calibrate else "test")
+    keep_in = calibration_folder(model, out) if calibrate else None
+    if plot is not None:
+        check_plot(plot, calibrate)
+
     from rich.console import Console
     from rich.progress import Progress
 
-    from meshcap.bench.measure import machine
     from meshcap.captioner import Captioner
     from meshcap.cli.score import show_result
-    from meshcap.data import read_dataset
-    from meshcap.data.truth import truth_lines, truths
     from meshcap.decoding import Beam
-    from meshcap.evaluation.page import ReportContent, write_report
+    from meshcap.evaluation.calibration import CALIBRATION
+    from meshcap.evaluation.drawing import trial_drawing
+    from meshcap.evaluation.evaluation import evaluate as evaluate_split
+    from meshcap.evaluation.evaluation import named_samples, read_captions, samples_of
+    from meshcap.folders import VOCABULARY, find_file
     from meshcap.metrics.names import DEFAULT
-    from meshcap.training.examine import caption_samples, graded
-    from meshcap.training.finish import cards, write_captions, write_json
-    from meshcap.vision.precomputed import open_features
+    from meshcap.text import Vocabulary
 
-    where, precision = options.apply(device, dtype, threads, None)
-    samples = read_dataset(data, pictures=pictures).split(split)
-    captioner = Captioner.from_pretrained(model, device=where, dtype=precision)
-    store = None if features is None else open_features(features)
-    if out is not None:
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise MeshcapError(f"{out} cannot be made: {error.strerror}") from error
+    tokenizer = Vocabulary.load(find_file(model, VOCABULARY)).tokenizer
+    samples = samples_of(data, split, pictures)
+    captioner, written = None, None
+    wishes: dict[str, Any] = {}
+    if captions is not None:
+        given = read_captions(captions)
+        total = len(samples)
+        samples, written = named_samples(samples, given, f"{data}, {split}"), list(given.values())
+        if len(samples) < total:
+            missing = f"{captions} has no caption of {total - len(samples):,} of {total:,} pictures: left out"
+            typer.echo(f"warning: {missing}", err=True)
+    else:
+        where, precision = options.apply(device, dtype, threads, None)
+        captioner = Captioner.from_pretrained(model, device=where, dtype=precision)
+        longest = captioner.model.config.max_length
+        wishes = {
+            "strategy": Beam(beams),
+            "max_length": min(20 if max_words is None else max_words + 1, longest),
+        }
     console = Console(stderr=True)
     with Progress(console=console, disable=json or not console.is_terminal, transient=True) as progress:
         task = progress.add_task(f"captioning {split}", total=len(samples))
-        captions = caption_samples(
+        found = evaluate_split(
             captioner,
             samples,
-            store,
-            batch=batch_size,
-            tell=lambda done, total: progress.update(task, completed=done),
-            strategy=Beam(beams),
-            max_length=min(max_length, captioner.model.config.max_length),
+            split=split,
+            options=wishes,
+            out=out,
+            features=features,
+            captions=written,
+            metrics=[name for name in metrics.split(",") if name] or DEFAULT,
+            bootstrap=bootstrap,
+            calibrate=calibrate,
+            batch_size=batch_size,
+            tokenizer=tokenizer,
+            name=Path(model).name,
+            data_name=Path(data).name or data,
+            progress=lambda done, total: progress.update(task, completed=done),
         )
-    names = [name for name in metrics.split(",") if name] or DEFAULT
-    exam = graded(samples, captions, tokenizer=captioner.vocabulary.tokenizer, metrics=names, bootstrap=bootstrap)
-    truth = truths(samples, (" ".join(caption.words) for caption in captions))  # None of pictures that were not drawn
-    told = exam.result.to_dict() | ({} if truth is None else {"truth": truth})
-    truth_told = [] if truth is None else truth_lines(truth)
+    trial = found.trial
+    if trial is not None and keep_in is not None:
+        trial.calibration.save(keep_in)
+        if plot is not None:
+            trial_drawing(f"{Path(model).name} on {Path(data).name}, {split}", trial).write(plot)
     if json:
-        typer.echo(json_format.dumps(told))
-    else:
-        show_result(exam.result)
-        for what, value in truth_told:
-            typer.echo(f"{what}: {value}")
-    if out is not None:
-        write_captions(out / f"captions-{split}.json", samples, exam)
-        write_json(out / f"scores-{split}.json", told)
-        facts = [
-            ("model", model),
-            ("data", f"{data}, {split}: {len(samples):,} pictures"),
-            ("search", f"beam {beams}, {precision}".replace("torch.", "")),
-            ("machine", machine(where)),
-            *truth_told,
-        ]
-        write_report(
-            out / f"report-{split}.html",
-            ReportContent(
-                title=f"{Path(model).name} on {Path(data).name}, {split}",
-                facts=facts,
-                results={split: exam.result},
-                samples=cards(samples, exam),
-            ),
-        )
-        if not json:
-            typer.echo(f"see {out / f'report-{split}.html'}")
+        more = {} if keep_in is None else {"calibration": str(keep_in / CALIBRATION)}
+        typer.echo(json_format.dumps(found.to_dict() | more, ensure_ascii=False))
+        return
+    show_result(found.result)
+    if trial is not None and keep_in is not None:
+        show_confidence(trial, found.ciders(), keep_in / CALIBRATION)
+    for path in (plot, None if out is None else out / f"report-{split}.html"):
+        if path is not None:
+            typer.echo(f"see {path}")
+
+
+def calibration_folder(model: str, out: Path | None) -> Path:
+    """Where calibration.json goes."""
+    if out is None and not Path(model).is_dir():
+        raise MeshcapError(f"{model} is no folder here: give --out for calibration.json")
+    return Path(model) if out is None else out
+
+
+def check_plot(plot: Path, calibrate: bool) -> None:
+    """Before minutes of captioning, not after."""
+    if not calibrate:
+        raise MeshcapError(f"--plot {plot} draws what --calibrate measures: give both")
+    if plot.suffix.lower() not in (".svg", ".png"):
+        raise MeshcapError(f"--plot is {plot}, expected a name that ends in .svg or .png")
+    if not plot.parent.is_dir():
+        raise MeshcapError(f"{plot.parent} is not a folder: expected one to write {plot.name} into")
+
+
+def show_confidence(trial: Trial, cider: Sequence[float], path: Path) -> None:
+    """Tables of how far confidences hold, before and after the calibration, and what withholding the unsure does."""
+    from rich.console import Console
+
+    console = Console()
+    figures = trial.to_dict(cider)
+    console.print(reliability_table(figures))
+    for name in ("before", "after"):
+        console.print(withheld_table(name, figures[name]["withheld"]))
+    shares = trial.shares
+    rough = f" ({len(shares)} captions: rough figures)" if len(shares) < FEW else ""
+    signal = " + ".join(f"{weight:.3g} × {name}" for name, weight in trial.calibration.weights.items())
+    typer.echo(
+        f"people used {shares.mean():.1%} of the content words{rough}; "
+        f"{path}: {trial.calibration.fitted_on['curve']} curve of {signal}"
+    )
+
+
+def reliability_table(figures: Mapping[str, Any]) -> Table:
+    table = make_table("How far confidences hold", ("", "before", "after"))
+    pair = [figures["before"], figures["after"]]
+    table.add_row("calibration error", *(f"{one['error']:.4f}" for one in pair))
+    table.add_row("  by chance alone", *(f"{one['noise']:.4f}" for one in pair))
+    table.add_row("squared error", *(f"{one['squared_error']:.4f}" for one in pair))
+    table.add_row("  always the mean", *[f"{figures['variance']:.4f}"] * 2)
+    table.add_row("rank correlation", *(f"{one['order']:.3f}" for one in pair))
+    return table
+
+
+def withheld_table(name: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    heads = ("below", "withheld", "share", "CIDEr", "shown: share", "CIDEr")
+    table = make_table(f"Withheld by --min-confidence, {name} (× 100)", heads)
+    for one in rows:
+        values = (one[key] for key in ("withheld_share", "withheld_cider", "kept_share", "kept_cider"))
+        cells = ["–" if value is None else f"{100 * value:.1f}" for value in values]
+        table.add_row(f"{one['level']:.1f}", f"{one['withheld']:.1%}", *cells)
+    return table
+
+
+def make_table(title: str, heads: tuple[str, ...]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for place, head in enumerate(heads):
+        table.add_column(head, justify="right" if place else "left", no_wrap=True)
+    return table

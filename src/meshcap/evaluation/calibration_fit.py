@@ -7,7 +7,7 @@ regression) are chosen by cross-validation; of equals the simplest.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy
@@ -338,6 +338,21 @@ class Trial:
             "calibration_error": self.after.error,
             "calibration_error_by_chance": self.after.noise,
             "rank_correlation": self.after.order,
+        }
+
+    def to_dict(self, cider: Sequence[float]) -> dict[str, Any]:
+        """Everything that was measured; `cider` is that of each caption."""
+        values = numpy.asarray(cider, dtype=numpy.float64)
+        return {
+            "signal": self.calibration.weights,
+            "fitted_on": self.calibration.fitted_on,
+            "mean_share": float(self.shares.mean()),
+            "variance": float(self.shares.var()),
+            "candidates": [asdict(one) for one in self.candidates],
+            "before": asdict(self.before)
+            | {"withheld": [asdict(one) for one in withheld(self.plain, self.shares, values)]},
+            "after": asdict(self.after)
+            | {"withheld": [asdict(one) for one in withheld(self.expected, self.shares, values)]},
         }
 
 

@@ -1,4 +1,4 @@
-"""`meshcap calibrate`: from a run and its val split to confidences that a captioner then gives."""
+"""`meshcap evaluate --calibrate`: from a run and its val split to confidences that a captioner then gives."""
 
 import gzip
 import json
@@ -35,7 +35,7 @@ def run(trained: Path, tmp_path: Path) -> Path:
 
 
 def calibrate(run: Path, data: Path, *more: object) -> int:
-    words = ["calibrate", run, data, "--device", "cpu", "--threads", 1, *more]
+    words = ["evaluate", run, data, "--calibrate", "--bootstrap", 0, "--device", "cpu", "--threads", 1, *more]
     return tiny_data.call([str(word) for word in words])
 
 
@@ -72,7 +72,7 @@ def test_the_captioner_then_says_what_was_measured(
     data: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert calibrate(run, data, "--beams", 2, "--json", "--plot", tmp_path / "r.svg") == 0
-    told = json.loads(capsys.readouterr().out)
+    told = json.loads(capsys.readouterr().out)["confidence"]
     found = Calibration.load(run)
     assert found.fitted_on | {"data": "captions.jsonl", "split": "val", "captions": VAL, "beams": 2} == found.fitted_on
 
@@ -162,7 +162,7 @@ def test_captions_from_elsewhere_beside_the_fields_files(
         assert calibrate(run, paths[file], *words) == 0
         out, err = capsys.readouterr()
         assert f"has no caption of {9 if file == 'karpathy' else 10} of" in err
-        assert json.loads(out)["mean_share"] == 0.5  # of 50 captions, every second is its picture's own
+        assert json.loads(out)["confidence"]["mean_share"] == 0.5  # of 50 captions, every second is its picture's own
         found.append(Calibration.load(tmp_path / "out"))
     assert len({(one.x, one.y) for one in found}) == 1
     assert found[0].apply([-0.1, -0.1]) > 0.95 and found[0].apply([-1.0, -0.1]) < 0.05
