@@ -33,7 +33,7 @@ from meshcap.files import write_file
 from meshcap.models.seq2seq import reading_order
 from meshcap.training.blend import unpacked
 
-MESHCAP = [sys.executable, "-m", "meshcap.cli"]
+MESHCAP = [sys.executable, "-m", "meshcap"]
 STEPS, SCENE = 800, 700_000_025  # a scene of the test split
 KINDS = {  # folders, and what is each captioner's own; all else is the same for all
     "seq2seq": ["--model", "seq2seq"],

@@ -21,7 +21,7 @@ from PIL import Image
 from meshcap.files import write_file
 
 ROOT = Path(__file__).resolve().parents[1]
-MESHCAP = [sys.executable, "-m", "meshcap.cli"]
+MESHCAP = [sys.executable, "-m", "meshcap"]
 SAME = ["--threads", "1", "--device", "cpu"]
 EXPLAINED = ROOT / "examples/dog.jpg"
 SERVED = [ROOT / "examples/dog.jpg", ROOT / "examples/coffee.jpg"]  # the first is lit, the second partly in view

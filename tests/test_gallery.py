@@ -95,7 +95,7 @@ def test_the_command_in_a_terminal(place: Path, colours: bool) -> None:
         env["NO_COLOR"] = "1"
     words = ["caption", "pictures", "--model", "model", "--device", "cpu", "--show"]
     with subprocess.Popen(
-        [sys.executable, "-m", "meshcap.cli", *words], cwd=place, env=env, stdout=terminal, stderr=subprocess.PIPE
+        [sys.executable, "-m", "meshcap", *words], cwd=place, env=env, stdout=terminal, stderr=subprocess.PIPE
     ) as running:
         os.close(terminal)
         seen = b""
@@ -126,7 +126,7 @@ def test_the_command_in_a_pipe(place: Path) -> None:
     env = {**os.environ, "TERM": "xterm-256color", "OMP_NUM_THREADS": "1"}
     env.pop("FORCE_COLOR", None)
     done = subprocess.run(
-        [sys.executable, "-m", "meshcap.cli", *words], cwd=place, env=env, capture_output=True, text=True
+        [sys.executable, "-m", "meshcap", *words], cwd=place, env=env, capture_output=True, text=True
     )
     assert done.returncode == 1
     assert re.fullmatch(r"pictures/a\.png\t0\.\d\d\t.+\npictures/b\.png\t0\.\d\d\t.+\n", done.stdout)

@@ -116,7 +116,7 @@ def imported(*arguments: str, cwd: Path) -> set[str]:
 
 @pytest.mark.parametrize(
     "arguments",
-    [("-c", "import meshcap"), ("-c", "import meshcap.cli"), ("-m", "meshcap.cli", "--help")],
+    [("-c", "import meshcap"), ("-c", "import meshcap.cli"), ("-m", "meshcap", "--help")],
     ids=["import meshcap", "import meshcap.cli", "meshcap --help"],
 )
 def test_starts_without_heavy_imports(arguments: tuple[str, ...], tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def quiet_environment() -> dict[str, str]:
 def start(words: list[str]) -> subprocess.Popen[str]:
     """The command in a process of its own, which can be killed."""
     return subprocess.Popen(
-        [sys.executable, "-m", "meshcap.cli", *words],
+        [sys.executable, "-m", "meshcap", *words],
         env=quiet_environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
 

@@ -289,7 +289,7 @@ def command(here: Path, model: Path) -> Iterator[list[str]]:
     draw(here / "photos", 600, suffix=".jpg")
     (here / "photos/300.jpg").write_bytes(b"no picture")
     yield [
-        sys.executable, "-m", "meshcap.cli", "batch", "photos", "--out", "c.jsonl", "--sidecar", "--write-exif",
+        sys.executable, "-m", "meshcap", "batch", "photos", "--out", "c.jsonl", "--sidecar", "--write-exif",
         "--in-place", "--model", str(model), *ALWAYS,
     ]  # fmt: skip
 

@@ -3,11 +3,14 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
+from typing import Annotated, Literal
 
 import pytest
 import typer
 
+import meshcap
 from meshcap import cli
 from meshcap.errors import MeshcapError
 
@@ -74,6 +77,70 @@ def test_misuse_is_code_2(commands: ModuleType, words: tuple[str, ...]) -> None:
 
     commands.one, commands.two = one, one
     assert leave(*words) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("one", "--nonesuch"), "error: no such option: --nonesuch: see meshcap one --help"),
+        (("nonesuch",), "error: no such command 'nonesuch': see meshcap --help"),
+        (("one", "--count", "0"), "expected"),
+    ],
+)
+def test_misuse_is_one_line(
+    commands: ModuleType, words: tuple[str, ...], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def one(count: Annotated[int, typer.Option(min=1)] = 3) -> None:
+        """Count."""
+
+    commands.one, commands.two = one, one
+    assert leave(*words) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and err.startswith("error: ") and line in err
+
+
+def test_help_is_plain_text_of_80_columns(
+    commands: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def one(
+        names: Annotated[list[Path], typer.Argument(help="What to count.")],
+        count: Annotated[int, typer.Option("--count", "-c", min=1, help="How many.")] = 3,
+        out: Annotated[Path | None, typer.Option(help="Where to.", show_default="nowhere")] = None,
+        kind: Annotated[Literal["spoon", "fork"], typer.Option(help="Of what.")] = "fork",
+        fast: Annotated[bool, typer.Option("--fast", help="In a hurry.")] = False,
+    ) -> None:
+        """Count the spoons.
+
+        Example: meshcap one drawer
+        """
+
+    commands.one = one
+    monkeypatch.setenv("COLUMNS", "80")
+    assert leave("one", "--help") == 0
+    assert (
+        capsys.readouterr().out
+        == """Usage: meshcap one [OPTIONS] NAMES...
+
+  Count the spoons.
+
+  Example: meshcap one drawer
+
+Arguments:
+  NAMES...  What to count.
+
+Options:
+  -c, --count N      How many. (default: 3)
+  --out PATH         Where to. (default: nowhere)
+  --kind spoon|fork  Of what. (default: fork)
+  --fast             In a hurry.
+  --help             Show this message and exit.
+"""
+    )
+
+
+def test_python_m_meshcap_is_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    done = subprocess.run([sys.executable, "-m", "meshcap", "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"meshcap {meshcap.__version__}\n")
 
 
 def test_interrupt_is_code_130(commands: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:

@@ -135,7 +135,7 @@ def test_a_line_longer_than_a_read(tmp_path: Path, capsysbinary: pytest.CaptureF
 def test_an_answer_comes_before_the_next_line_is_asked_for() -> None:
     # As another program would use it, in a locale that knows no UTF-8.
     env = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
-    command = [sys.executable, "-m", "meshcap.cli", "tokenize"]
+    command = [sys.executable, "-m", "meshcap", "tokenize"]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, env=env) as running:
         assert running.stdin and running.stdout

@@ -89,6 +89,6 @@ def meshcap_words(command: list[str]) -> list[str] | None:
     if command[0] == "meshcap" or command[0].endswith("/meshcap"):
         return command[1:]
     for place in range(len(command) - 1):
-        if command[place] == "-m" and command[place + 1] == "meshcap.cli":
+        if command[place] == "-m" and command[place + 1] == "meshcap":
             return command[place + 2 :]
     return None

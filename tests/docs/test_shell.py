@@ -36,7 +36,7 @@ def test_prompts() -> None:
 
 
 def test_meshcap_by_any_name() -> None:
-    assert meshcap_words(["torchrun", "--n", "4", "-m", "meshcap.cli", "train", "s"]) == ["train", "s"]
+    assert meshcap_words(["torchrun", "--n", "4", "-m", "meshcap", "train", "s"]) == ["train", "s"]
     assert meshcap_words([".venv/bin/meshcap", "train"]) == ["train"]
     assert meshcap_words(["echo", "meshcap"]) is None
 

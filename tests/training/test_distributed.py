@@ -26,7 +26,7 @@ def together(words: list[str], port: int) -> subprocess.Popen[str]:
     """The command in two processes, as torchrun starts them, on this machine alone."""
     start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
     return subprocess.Popen(
-        [*start, "--master-port", str(port), "-m", "meshcap.cli", *words],
+        [*start, "--master-port", str(port), "-m", "meshcap", *words],
         env={**tiny_data.quiet_environment(), "GLOO_SOCKET_IFNAME": "lo"},
         text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip

@@ -81,7 +81,7 @@ def bench_caption(
         parameters, size = weights_of(model)
         for dtype in dtypes:
             say(f"meshcap, {dtype}")
-            command = [sys.executable, "-m", "meshcap.cli", "caption", photos[0], "--model", str(model)]
+            command = [sys.executable, "-m", "meshcap", "caption", photos[0], "--model", str(model)]
             command += ["--dtype", dtype, "--device", "cpu", "--beams", str(beams), "--threads", str(threads)]
             command += ["--min-words", str(words - 1), "--max-words", str(words - 1)]
             told = _process({"who": "meshcap", "model": str(model), "dtype": dtype, "repeat": repeat, **work})

@@ -133,7 +133,7 @@ def running(model: str, options: Sequence[str]) -> Iterator[int]:
     Raises:
         MeshcapError: what the server said when it did not start.
     """
-    words = [sys.executable, "-m", "meshcap.cli", "serve", "--model", model, "--port", "0", *options]
+    words = [sys.executable, "-m", "meshcap", "serve", "--model", model, "--port", "0", *options]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     at_hand = threading.current_thread() is threading.main_thread()  # no other thread may say what a signal does
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)) if at_hand else None  # the server goes first

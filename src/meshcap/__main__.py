@@ -1,0 +1,5 @@
+"""`python -m meshcap` is the same as `meshcap`."""
+
+from meshcap.cli import main
+
+main()
