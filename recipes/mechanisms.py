@@ -30,7 +30,7 @@ from meshcap.data.draw import draw_scene
 from meshcap.explain import Explanation, explain
 from meshcap.explain.heatmap import as_grid, overlay, wrapped
 from meshcap.files import write_file
-from meshcap.models.seq2seq import reading_order
+from meshcap.models.recurrent import reading_order
 from meshcap.training.blend import unpacked
 
 MESHCAP = [sys.executable, "-m", "meshcap"]

@@ -137,7 +137,7 @@ def test_a_vocabulary_of_another_size_is_refused() -> None:
 def seeing() -> Captioner:
     vision = create_vision("patches", size=48)
     words = [*WORDS[:4], *(f"w{number}" for number in range(30))]
-    model = tiny.build("m2", seed=4, d_input=vision.width, vocab_size=len(words), never=(0, 1, 2))
+    model = tiny.build("m2", seed=4, d_input=vision.width, vocab_size=len(words), suppressed_ids=(0, 1, 2))
     return Captioner(model, Vocabulary(words), vision)
 
 

@@ -26,7 +26,7 @@ OPTIONS = {"max_length": 9}
 def seeing_captioner() -> Captioner:
     vision = create_vision("patches", size=48)
     words = ["<unk>", "<pad>", "<bos>", "<eos>", *(f"w{number}" for number in range(30))]
-    model = tiny.build("m2", seed=4, d_input=vision.width, vocab_size=len(words), never=(0, 1, 2))
+    model = tiny.build("m2", seed=4, d_input=vision.width, vocab_size=len(words), suppressed_ids=(0, 1, 2))
     return Captioner(model, Vocabulary(words), vision)
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 import tiny
 from meshcap import weights as storage
 from meshcap.errors import MeshcapError
-from meshcap.models import load
+from meshcap.models import load_model
 from meshcap.models.packed import Int8Linear, can_pack
 from meshcap.weights import dequantise, largest_error, quantise, reduced, rounded, stored
 
@@ -112,7 +112,7 @@ def test_largest_error_by_hand() -> None:
 @pytest.mark.parametrize("bits", [8, 16])
 def test_folders_of_fewer_bits(captioner, bits: int, tmp_path: Path) -> None:
     captioner.save_pretrained(tmp_path, bits=bits)
-    again = load(tmp_path)
+    again = load_model(tmp_path)
     assert again.config == captioner.config
     assert list(again.state_dict()) == list(captioner.state_dict())
     assert again.dtype == torch.float32 and not again.training
@@ -127,7 +127,7 @@ def test_folders_of_fewer_bits(captioner, bits: int, tmp_path: Path) -> None:
         moved = (again(PICTURES, IDS).exp() - captioner(PICTURES, IDS).exp()).abs()
         assert 0 < moved.mean() < (0.02 if bits == 8 else 0.001)
     again.save_pretrained(tmp_path / "again", bits=bits)  # a copy of a copy is as good
-    third = load(tmp_path / "again")
+    third = load_model(tmp_path / "again")
     for one, other in zip(again.parameters(), third.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=0)
 
@@ -145,7 +145,7 @@ def test_files_that_do_not_fit(tmp_path: Path) -> None:
 
     def told(weights: dict[str, torch.Tensor]) -> str:
         save_file(weights, path)
-        return refused(lambda: load(tmp_path))
+        return refused(lambda: load_model(tmp_path))
 
     assert told(without(scale)) == f"{path} has {name} in 8 bits without {scale}"
     assert told(without(name)) == f"{path} lacks {name} {shape}, which the settings beside it call for"
@@ -161,7 +161,7 @@ def test_files_that_do_not_fit(tmp_path: Path) -> None:
     )
     assert told({**whole, "more.scale": torch.ones(3)}).startswith(f"{path} has more.scale, which the settings")
     save_file(whole, path)
-    load(tmp_path)
+    load_model(tmp_path)
 
 
 def test_the_hub_is_given_whole_weights(tmp_path: Path) -> None:

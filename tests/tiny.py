@@ -26,7 +26,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "m2-softmax": ("m2", {"gates": "softmax", "d_head": 5}),
     "m2-no-slots": ("m2", {"slots": 0}),
     "m2-no-boxes": ("m2", {"boxes": False}),
-    "m2-attend-padding": ("m2", {"boxes": False, "attend_padding": 8, "never": ()}),
+    "m2-attend-padding": ("m2", {"boxes": False, "attend_padding": 8, "suppressed_ids": ()}),
     "m2-tied": ("m2", {"tied_words": True}),
     "show-attend-tell-tied": ("show-attend-tell", {"tied_words": True}),
     "show-attend-tell-hard": ("show-attend-tell", {"attention": "hard", "score": "bilinear"}),

@@ -16,19 +16,31 @@ from meshcap.errors import MeshcapError
 
 if TYPE_CHECKING:  # the same table again, in the form that type checkers read
     from meshcap.captioner import Captioner
-    from meshcap.models import M2, M2Config, load
+    from meshcap.models import M2, M2Config, create_model, list_models, load_model
     from meshcap.regions import Regions
 
 __version__ = "0.1.0"
 
-__all__ = ["M2", "Captioner", "M2Config", "MeshcapError", "Regions", "__version__", "load"]
+__all__ = [
+    "M2",
+    "Captioner",
+    "M2Config",
+    "MeshcapError",
+    "Regions",
+    "__version__",
+    "create_model",
+    "list_models",
+    "load_model",
+]
 
 _HOMES = {
     "Captioner": "meshcap.captioner",
     "M2": "meshcap.models",
     "M2Config": "meshcap.models",
     "Regions": "meshcap.regions",
-    "load": "meshcap.models",
+    "create_model": "meshcap.models",
+    "list_models": "meshcap.models",
+    "load_model": "meshcap.models",
 }
 
 

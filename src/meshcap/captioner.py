@@ -11,7 +11,7 @@ import torch
 from meshcap.decoding import Beam, ConstrainedBeam, Graphs, Hypotheses, Rules, Strategy, decode
 from meshcap.errors import MeshcapError
 from meshcap.folders import DEFAULT, Bits, find_file, find_optional, folder_of
-from meshcap.models import CaptionModel, load
+from meshcap.models import CaptionModel, load_model
 from meshcap.models.packed import multiplies_bfloat16, pack
 from meshcap.regions import Regions
 from meshcap.runtime.caption import Caption
@@ -93,7 +93,7 @@ class Captioner:
         kept = torch.float32 if int8 else dtype
         on_cpu = torch.device(device).type == "cpu"
         # The model is made smaller before the eyes are read: at no time is all of it there in float32.
-        model = load(name_or_folder, **hub).to(device=device, dtype=kept).requires_grad_(False)
+        model = load_model(name_or_folder, **hub).to(device=device, dtype=kept).requires_grad_(False)
         if on_cpu or int8:
             pack(model, int8=int8)
         vision = load_vision(name_or_folder, **hub)

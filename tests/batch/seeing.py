@@ -13,7 +13,7 @@ WORDS = ["<unk>", "<pad>", "<bos>", "<eos>", *(f"w{number}" for number in range(
 
 def captioner() -> Captioner:
     vision = create_vision("patches", size=48)
-    model = tiny.build("m2", seed=4, d_input=vision.width, vocab_size=len(WORDS), never=(0, 1, 2))
+    model = tiny.build("m2", seed=4, d_input=vision.width, vocab_size=len(WORDS), suppressed_ids=(0, 1, 2))
     return Captioner(model, Vocabulary(WORDS), vision)
 
 

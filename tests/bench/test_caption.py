@@ -24,7 +24,7 @@ def call(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, 
 def folder(tmp_path: Path) -> Path:
     vision = create_vision("small-cnn", size=48)
     words = ["<unk>", "<pad>", "<bos>", "<eos>", *(f"w{number}" for number in range(30))]
-    model = tiny.build("m2", d_input=vision.width, vocab_size=len(words), never=(0, 1, 2))
+    model = tiny.build("m2", d_input=vision.width, vocab_size=len(words), suppressed_ids=(0, 1, 2))
     Captioner(model, Vocabulary(words), vision).save_pretrained(tmp_path / "model", bits=8)
     return tmp_path / "model"
 
@@ -35,7 +35,7 @@ def test_weights_are_counted_once(folder: Path) -> None:
     assert captioner.vision is not None
     whole = folder.parent / "whole"
     vision = create_vision("small-cnn", size=48)
-    model = tiny.build("m2", d_input=vision.width, vocab_size=34, never=(0, 1, 2))
+    model = tiny.build("m2", d_input=vision.width, vocab_size=34, suppressed_ids=(0, 1, 2))
     Captioner(model, captioner.vocabulary, vision).save_pretrained(whole)
     expected = sum(t.numel() for part in (model, vision) for t in part.state_dict().values())
     assert weights_of(whole)[0] == weights_of(folder)[0] == expected

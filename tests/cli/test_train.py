@@ -204,7 +204,7 @@ def test_models_own_settings_reach_the_model(data: Path, tmp_path: Path) -> None
     assert tiny_data.call(words) == 0
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert (config["mesh"], config["gates"], config["slots"], config["d_ff"]) == ("last", "softmax", 3, 20)
-    assert sorted(config["never"]) == [0, 1, 2]
+    assert sorted(config["suppressed_ids"]) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("stages", ["xe,sct", "", "scst,xe", "xe,xe"])
@@ -327,7 +327,7 @@ def test_from_keeps_the_old_words_and_adds_new_ones(data: Path, run: Path, tmp_p
         torch.testing.assert_close(after[name][: len(weight)], weight, atol=1e-6, rtol=1e-4)
     config = json.loads((tmp_path / "tuned" / "config.json").read_text())
     assert config["vocab_size"] == len(new)
-    assert sorted(config["never"]) == [0, 1, 2]
+    assert sorted(config["suppressed_ids"]) == [0, 1, 2]
 
 
 def test_from_a_model_of_another_width(

@@ -42,7 +42,7 @@ def test_promises(captioner, strategy: Strategy) -> None:
     assert torch.equal(ends[found.finished].long().argmax(-1), found.lengths[found.finished] - 1)
     real = found.scores > -inf
     assert (found.lengths[real & ~found.finished] == RULES.max_length).all()
-    if captioner.config.never is None:
+    if captioner.config.suppressed_ids is None:
         assert not torch.isin(found.ids[~after_end], torch.tensor([pad, bos])).any()
 
     # log_probs: the model's own, read again from the start

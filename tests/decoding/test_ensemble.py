@@ -78,7 +78,7 @@ def test_members_share_a_vocabulary() -> None:
 
 
 def test_members_may_fill_pictures_up_differently() -> None:
-    members = [tiny.shared("m2-attend-padding"), tiny.build("m2-no-boxes", never=())]
+    members = [tiny.shared("m2-attend-padding"), tiny.build("m2-no-boxes", suppressed_ids=())]
     seen = decode(Ensemble(members), tiny.pictures(3, 5), Beam(2), Rules(max_length=5), attention=True).attention
     assert seen is not None
     assert seen["words"].shape[-1] == 8

@@ -99,7 +99,7 @@ def test_log_probs_are_normalised(captioner) -> None:
         log_probs = captioner(PICTURES, ids)
     torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(len(PICTURES), 4))
     never = torch.zeros(captioner.config.vocab_size, dtype=torch.bool)
-    never[list(captioner.config.never_said)] = True
+    never[list(captioner.config.suppressed)] = True
     assert torch.equal(log_probs.isneginf(), never.expand_as(log_probs))
 
 

@@ -58,7 +58,7 @@ def test_formulas_are_mathml(site: Path) -> None:
     [
         ("captioner", ["meshcap.captioner.Captioner.caption", "meshcap.stream.stream"]),
         ("captioner", ["meshcap.runtime.caption.Caption"]),
-        ("models", ["meshcap.regions.Regions", "meshcap.models.registry.load", "meshcap.models.m2.M2"]),
+        ("models", ["meshcap.regions.Regions", "meshcap.models.registry.load_model", "meshcap.models.m2.M2"]),
         ("decoding", ["meshcap.decoding.records.Beam", "meshcap.decoding.records.Rules"]),
         ("metrics", ["meshcap.metrics.score.score"]),
         ("training", ["meshcap.training.settings.TrainSettings"]),

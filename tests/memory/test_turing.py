@@ -11,10 +11,9 @@ from torch import Tensor
 
 from meshcap.errors import FailedError, MeshcapError
 from meshcap.memory import Memory, TuringConfig, TuringMachine
-from meshcap.memory.addressing import Address, content, find, interpolate, sharpen, shift
 from meshcap.memory.learn import Lessons, examine, learn
 from meshcap.memory.tasks import TASKS
-from meshcap.memory.turing import read, write
+from meshcap.memory.turing import Address, content, find, interpolate, read, sharpen, shift, write
 
 B, H, M, W = 2, 3, 7, 4
 

@@ -7,8 +7,17 @@ import pytest
 
 import tiny
 from meshcap.errors import MeshcapError
-from meshcap.models import MODELS, M2Config, ModelConfig, Transformer, TransformerConfig, create, register
-from meshcap.models.pretrained import CaptionModel
+from meshcap.models import (
+    MODELS,
+    M2Config,
+    ModelConfig,
+    Transformer,
+    TransformerConfig,
+    create_model,
+    list_models,
+    register,
+)
+from meshcap.models.base import CaptionModel
 
 
 @pytest.mark.parametrize(
@@ -33,9 +42,9 @@ from meshcap.models.pretrained import CaptionModel
         ({"eos": 100}, "special ids (0, 1, 2, 100) are not four different ids of a vocabulary of 100"),
         ({"unk": -1}, "special ids (-1, 1, 2, 3) are not four different ids of a vocabulary of 100"),
         ({"unk": "0"}, "special ids ('0', 1, 2, 3) are not four different ids of a vocabulary of 100"),
-        ({"never": (1, 100)}, "never is (1, 100), expected ids of a vocabulary of 100"),
-        ({"never": 5}, "never is 5, expected ids of a vocabulary of 100"),
-        ({"never": (1, 3)}, "never contains 3, the id that ends a caption: no caption could end"),
+        ({"suppressed_ids": (1, 100)}, "suppressed_ids is (1, 100), expected ids of a vocabulary of 100"),
+        ({"suppressed_ids": 5}, "suppressed_ids is 5, expected ids of a vocabulary of 100"),
+        ({"suppressed_ids": (1, 3)}, "suppressed_ids contains 3, the id that ends a caption: no caption could end"),
         ({"encoder_layers": 0}, "encoder_layers is 0, expected a whole number of at least 1"),
         ({"slots": -1}, "slots is -1, expected a whole number of at least 0"),
         ({"attend_padding": -1}, "attend_padding is -1, expected a whole number of at least 0"),
@@ -59,12 +68,12 @@ def test_the_papers_settings_are_the_defaults() -> None:
     assert (config.encoder_layers, config.decoder_layers, config.slots, config.mesh) == (3, 3, 40, "full")
     assert (config.d_model, config.heads, config.head_width, config.d_ff) == (512, 8, 64, 2048)
     assert (config.d_input, config.dropout, config.max_length) == (2048, 0.1, 54)
-    assert config.never_said == (1, 2)
+    assert config.suppressed == (1, 2)
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_settings_come_back_from_json(name: str) -> None:
-    config = tiny.build(name, never=(1,), boxes=False, dropout=0).config
+    config = tiny.build(name, suppressed_ids=(1,), boxes=False, dropout=0).config
     again = type(config).from_dict(json.loads(json.dumps(config.to_dict())))
     assert again == config
     assert set(config.to_dict()) == {field.name for field in fields(config)}
@@ -83,7 +92,7 @@ def test_transformer_has_no_memory_and_no_mesh() -> None:
             TransformerConfig(vocab_size=100, **settings)
     names = set(tiny.build("transformer").state_dict())
     assert not [name for name in names if "memory" in name or "gates" in name]
-    assert isinstance(create("transformer", **tiny.sizes("transformer"), slots=0), Transformer)
+    assert isinstance(create_model("transformer", **tiny.sizes("transformer"), slots=0), Transformer)
 
 
 def test_registry() -> None:
@@ -93,7 +102,14 @@ def test_registry() -> None:
         assert issubclass(model, CaptionModel)
         assert issubclass(model.config_class, ModelConfig)
     with pytest.raises(MeshcapError, match=r"no captioner is called 'm3': expected one of .*m2.*transformer"):
-        create("m3", vocab_size=10)
+        create_model("m3", vocab_size=10)
     with pytest.raises(MeshcapError, match="a captioner called 'm2' is registered already"):
         register(type("Other", (CaptionModel,), {"name": "m2"}))
     assert register(MODELS["m2"]) is MODELS["m2"]
+
+
+def test_list_models() -> None:
+    assert list_models() == sorted(MODELS) and "m2" in list_models()
+    assert list_models("*former") == ["transformer"]
+    assert list_models("h*") == ["hierarchical", "hopfield"]
+    assert list_models("nothing") == []

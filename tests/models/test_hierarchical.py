@@ -5,7 +5,7 @@ import torch
 
 import tiny
 from meshcap.errors import MeshcapError
-from meshcap.models.hierarchical import HierarchicalConfig
+from meshcap.models.show_attend_tell import HierarchicalConfig
 from meshcap.regions import Regions
 
 IDS = torch.tensor([[2, 4, 5]])

@@ -14,7 +14,7 @@ from meshcap import Captioner
 from meshcap.attention import State
 from meshcap.data.draw import draw_scene
 from meshcap.decoding import Beam, Rules, decode
-from meshcap.models import MODELS, create, register
+from meshcap.models import MODELS, create_model, register
 from meshcap.models.recurrent import Carry, Cell, Looks, RecurrentCaptioner, RecurrentConfig, for_each, mean_region
 from meshcap.regions import Regions
 from meshcap.text import Vocabulary
@@ -50,8 +50,8 @@ def test_learns_by_heart(name: str) -> None:
     regions, ids, vocabulary = scenes()
     known = MODELS[kind].config_class.__dataclass_fields__
     sizes = {"heads": 2, "d_ff": 128, "encoder_layers": 2, "decoder_layers": 2}
-    model = create(
-        kind, vocab_size=len(vocabulary), d_input=432, d_model=64, dropout=0.0, never=(0, 1, 2),
+    model = create_model(
+        kind, vocab_size=len(vocabulary), d_input=432, d_model=64, dropout=0.0, suppressed_ids=(0, 1, 2),
         **{key: value for key, value in sizes.items() if key in known}, **settings,
     ).train()  # fmt: skip
     optimiser = torch.optim.Adam(model.parameters(), lr=2e-3)

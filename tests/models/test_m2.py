@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tiny
-from meshcap.models.boxes import BoxEmbedding
+from meshcap.models.layers import BoxEmbedding
 from meshcap.models.m2 import M2Config, MeshedAttention, sinusoids
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
@@ -112,7 +112,7 @@ def test_first_level_starts_from_projected_features_and_boxes() -> None:
 @torch.no_grad()
 def test_box_embedding(loudness: tuple[float, ...]) -> None:
     """Centre and size, as they are and as waves of doubling frequency; the longest may be the loudest."""
-    embedding = BoxEmbedding(D, waves=3, loud_long=loudness[0] > 1)
+    embedding = BoxEmbedding(D, waves=3, boost_low=loudness[0] > 1)
     box = [0.1, 0.2, 0.5, 0.8]
     place = [0.3, 0.5, 0.4, 0.6]  # centre x, centre y, width, height
     waves = [

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from meshcap.models import MODELS, M2Config
-from meshcap.models.pretrained import ModelConfig
+from meshcap.models.base import ModelConfig
 
 PAGE = (Path(__file__).parents[2] / "docs" / "mechanisms.md").read_text(encoding="utf-8")
 OF_MODEL_PAGE = {field.name for config in (ModelConfig, M2Config) for field in fields(config)}

@@ -6,7 +6,7 @@ import torch
 import tiny
 from meshcap.errors import MeshcapError
 from meshcap.memory.turing import BLANK
-from meshcap.models.ntm import NTMConfig
+from meshcap.models.show_attend_tell import NTMConfig
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 PICTURES = tiny.pictures(4, 4)

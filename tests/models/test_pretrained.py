@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 import tiny
 from meshcap import weights as storage
 from meshcap.errors import MeshcapError
-from meshcap.models import M2, MODELS, Transformer, load
+from meshcap.models import M2, MODELS, Transformer, load_model
 
 PICTURES = tiny.pictures(3, 6)
 IDS = torch.tensor([[2, 4, 5, 6]]).expand(2, -1)
@@ -37,7 +37,7 @@ def test_round_trip(captioner, tmp_path: Path) -> None:
     captioner.save_pretrained(tmp_path / "model")
     expected = captioner(PICTURES, IDS)
     folder = tmp_path / "model"
-    for again in (load(folder), load(str(folder)), type(captioner).from_pretrained(folder)):
+    for again in (load_model(folder), load_model(str(folder)), type(captioner).from_pretrained(folder)):
         assert type(again) is type(captioner)
         assert again.config == captioner.config
         assert not again.training
@@ -49,15 +49,15 @@ def test_round_trip(captioner, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"mesh": "one-to-one", "d_head": 5, "never": (1, 2, 7), "dropout": 0, "boxes": False},
+        {"mesh": "one-to-one", "d_head": 5, "suppressed_ids": (1, 2, 7), "dropout": 0, "boxes": False},
         {"gates": "softmax", "slots": 0, "encoder_layers": 3, "unk": 4, "eos": 0, "max_length": 30},
-        {"boxes": False, "attend_padding": 12, "never": ()},
+        {"boxes": False, "attend_padding": 12, "suppressed_ids": ()},
     ],
 )
 def test_round_trip_of_other_settings(settings: dict, tmp_path: Path) -> None:
     model = tiny.build("m2", **settings)
     model.save_pretrained(tmp_path)
-    again = load(tmp_path)
+    again = load_model(tmp_path)
     assert again.config == model.config
     assert {name: getattr(again.config, name) for name in settings} == settings
     assert torch.equal(again(PICTURES, IDS), model(PICTURES, IDS))
@@ -76,19 +76,19 @@ def test_folder_is_json_and_safetensors(folder: Path) -> None:
 
 def test_saving_again_replaces(folder: Path) -> None:
     tiny.build("m2", seed=1, d_ff=32).save_pretrained(folder)
-    assert load(folder).config.d_ff == 32
+    assert load_model(folder).config.d_ff == 32
 
 
 def test_no_such_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    for call in (load, M2.from_pretrained):
+    for call in (load_model, M2.from_pretrained):
         message = refused(lambda call=call: call("somebody/not-a-model"))
         assert message.startswith("no model 'somebody/not-a-model': neither a folder here nor found on the hub (")
         message = refused(lambda call=call: call(tmp_path / "nothing" / "to" / "find"))
         assert message.startswith(f"no model '{tmp_path}/nothing/to/find': neither a folder")
 
 
-@pytest.mark.parametrize("call", [load, M2.from_pretrained])
+@pytest.mark.parametrize("call", [load_model, M2.from_pretrained])
 def test_folder_that_is_none(call, tmp_path: Path) -> None:
     assert refused(lambda: call(tmp_path)).startswith(f"{tmp_path} has no config.json: expected a model folder")
     file = tmp_path / "file"
@@ -96,7 +96,7 @@ def test_folder_that_is_none(call, tmp_path: Path) -> None:
     assert refused(lambda: call(file)).startswith(f"{file} is a file, expected a model folder")
 
 
-@pytest.mark.parametrize("call", [load, M2.from_pretrained])
+@pytest.mark.parametrize("call", [load_model, M2.from_pretrained])
 def test_spoilt_settings(call, folder: Path) -> None:
     path = folder / "config.json"
     settings = json.loads(path.read_text())
@@ -119,19 +119,19 @@ def test_spoilt_settings(call, folder: Path) -> None:
 
 def test_another_model(folder: Path) -> None:
     message = refused(lambda: Transformer.from_pretrained(folder))
-    assert message == f"{folder} holds a model 'm2', and Transformer reads 'transformer': use meshcap.load"
+    assert message == f"{folder} holds a model 'm2', and Transformer reads 'transformer': use meshcap.load_model"
     path = folder / "config.json"
     settings = json.loads(path.read_text())
     path.write_text(json.dumps({**settings, "model": "m3"}))
     known = ", ".join(sorted(MODELS))
-    assert refused(lambda: load(folder)) == f"no captioner is called 'm3': expected one of {known}"
+    assert refused(lambda: load_model(folder)) == f"no captioner is called 'm3': expected one of {known}"
     del settings["model"]
     path.write_text(json.dumps(settings))
     assert "holds a model None" in refused(lambda: M2.from_pretrained(folder))
-    assert "no captioner is called 'None'" in refused(lambda: load(folder))
+    assert "no captioner is called 'None'" in refused(lambda: load_model(folder))
 
 
-@pytest.mark.parametrize("call", [load, M2.from_pretrained])
+@pytest.mark.parametrize("call", [load_model, M2.from_pretrained])
 def test_spoilt_weights(call, folder: Path) -> None:
     path = folder / "model.safetensors"
     whole = path.read_bytes()
@@ -161,7 +161,7 @@ def test_spoilt_weights(call, folder: Path) -> None:
 def test_settings_and_weights_of_different_models(folder: Path) -> None:
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "slots": 4}))
-    message = refused(lambda: load(folder))
+    message = refused(lambda: load_model(folder))
     assert "encoder.layers.0.attention.memory.keys of shape (3, 16), expected (4, 16)" in message
 
 
@@ -193,7 +193,7 @@ def test_a_failing_save_leaves_the_old_model(folder: Path) -> None:
     assert message.startswith(f"{folder / 'model.safetensors'} cannot be written: ")
     assert "File too large" in message
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
-    load(folder)
+    load_model(folder)
 
 
 def test_settings_that_cannot_be_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,4 +208,4 @@ def test_settings_that_cannot_be_written(folder: Path, monkeypatch: pytest.Monke
     assert message == f"{folder / 'config.json'} cannot be written: No space left on device"
     assert (folder / "config.json").read_bytes() == before
     assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors", "README.md"}
-    load(folder)
+    load_model(folder)

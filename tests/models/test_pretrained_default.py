@@ -11,7 +11,7 @@ from PIL import Image
 
 import meshcap
 import tiny_captioner
-from meshcap import Captioner, MeshcapError, folders, load
+from meshcap import Captioner, MeshcapError, folders, load_model
 from meshcap.evaluation.calibration import Calibration
 from meshcap.vision import load_vision
 
@@ -40,7 +40,7 @@ def test_by_no_name_and_by_its_name(packaged: Path, tmp_path: Path, monkeypatch:
         caption = found.caption(PICTURE)
         assert (caption.text, caption.confidence) == (expected.text, expected.confidence)
         assert found.calibration == CALIBRATION
-    assert load("default").config == load(packaged).config
+    assert load_model("default").config == load_model(packaged).config
     assert load_vision("default") is not None
     for own in ("./default", Path("default")):
         with pytest.raises(MeshcapError, match=r"default has no vocabulary\.json"):
@@ -49,7 +49,7 @@ def test_by_no_name_and_by_its_name(packaged: Path, tmp_path: Path, monkeypatch:
 
 def test_an_installation_without_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folders, "PACKAGED", tmp_path)
-    for read in (Captioner.from_pretrained, lambda: load("default"), lambda: load_vision("default")):
+    for read in (Captioner.from_pretrained, lambda: load_model("default"), lambda: load_vision("default")):
         with pytest.raises(MeshcapError, match=r"^this installation carries no model of its own: name a .*hub$"):
             read()
 

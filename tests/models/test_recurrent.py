@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import tiny
-from meshcap.models import create
+from meshcap.models import create_model
 from meshcap.models.recurrent import Cell, RecurrentCaptioner, mean_region
 from models.torch_lstm import torchs
 
@@ -41,7 +41,7 @@ def test_mean_of_the_real_regions() -> None:
 @pytest.mark.parametrize("name", ["seq2seq", "show-attend-tell", "hierarchical", "ntm"])
 def test_beginnings(name: str) -> None:
     """A new LSTM keeps what it holds; biases begin at zero."""
-    model = create(name, **tiny.sizes(name))
+    model = create_model(name, **tiny.sizes(name))
     assert isinstance(model, RecurrentCaptioner)
     cells = [module for module in model.modules() if isinstance(module, Cell)]
     assert len(cells) == (2 if name == "seq2seq" else 1)

@@ -12,7 +12,7 @@ import torch
 
 import tiny
 from meshcap.errors import MeshcapError
-from meshcap.models import load, reference
+from meshcap.models import load_model, reference
 from meshcap.models.reference import read_reference
 from meshcap.regions import Regions
 
@@ -110,8 +110,8 @@ def test_half_precision_is_widened(state, read) -> None:
 
 def test_imported_models_are_saved_like_others(tmp_path: Path) -> None:
     read_reference(SMALL, regions=12, d_head=16).save_pretrained(tmp_path)
-    model = load(tmp_path)
-    assert (model.config.attend_padding, model.config.boxes, model.config.never) == (12, False, ())
+    model = load_model(tmp_path)
+    assert (model.config.attend_padding, model.config.boxes, model.config.suppressed_ids) == (12, False, ())
     expect_small(model)
 
 

@@ -3,7 +3,7 @@
 import torch
 
 import tiny
-from meshcap.models.seq2seq import reading_order
+from meshcap.models.recurrent import reading_order
 from meshcap.regions import Regions
 from models.torch_lstm import torchs
 

@@ -50,7 +50,7 @@ def test_the_formulas_word_by_word(kind: str, attention: str) -> None:
         h, c = cell(torch.cat((y, z))[None], (h[None], c[None]))
         h, c = h[0], c[0]
         told = y + model.deep.weight[:, :16] @ h + model.deep.weight[:, 16:] @ z + model.deep.bias
-        log_probs.append((model.output.words.weight @ told + model.output.silence).log_softmax(0))
+        log_probs.append((model.output.words.weight @ told + model.output.suppression).log_softmax(0))
         looks.append(alpha)
         gates.append(beta)
     found, seen = model(pictures, IDS, attention=True)
@@ -88,8 +88,8 @@ def test_hard_attention_draws_while_training_alone() -> None:
 
 def test_the_doubly_stochastic_term() -> None:
     """λ Σ_n (1 - Σ_t α_tn)² by a loop: of learned words, of real regions, of captions that are there."""
-    model = tiny.build("show-attend-tell", doubly_stochastic=0.7, dropout=0.0, never=(0, 1, 2))
-    plain = tiny.build("show-attend-tell", dropout=0.0, never=(0, 1, 2))
+    model = tiny.build("show-attend-tell", doubly_stochastic=0.7, dropout=0.0, suppressed_ids=(0, 1, 2))
+    plain = tiny.build("show-attend-tell", dropout=0.0, suppressed_ids=(0, 1, 2))
     regions = tiny.pictures(3, 6, 2)
     ids = torch.tensor([
         [[2, 4, 5, 3, 1], [2, 4, 0, 7, 3]], [[2, 8, 3, 1, 1], [2, 9, 4, 4, 3]], [[2, 7, 7, 3, 1], [1, 1, 1, 1, 1]]

@@ -9,10 +9,9 @@ from safetensors.torch import load_file
 
 import tiny
 from meshcap.decoding import Beam, Rules, decode
-from meshcap.models import MODELS, create, load
-from meshcap.models.output import Output
+from meshcap.models import MODELS, create_model, load_model
+from meshcap.models.layers import Output, Words
 from meshcap.models.packed import PackedLinear, can_pack, pack
-from meshcap.models.words import Words
 from meshcap.regions import Regions
 from meshcap.training.optimiser import make_optimiser, named_weights
 from meshcap.training.xe import xe_loss
@@ -42,7 +41,7 @@ def test_an_untied_table_is_read_as_it_is() -> None:
 @pytest.mark.parametrize("name", ["m2", "transformer", "hopfield"])
 def test_beginning(name: str) -> None:
     """Words as loud as positions when they are read, and logits of about one when they are said."""
-    model = create(name, vocab_size=2000, d_input=16, d_model=256, tied_words=True).eval()
+    model = create_model(name, vocab_size=2000, d_input=16, d_model=256, tied_words=True).eval()
     ids = torch.randint(4, 2000, (2, 12))
     assert model.decoder.words(ids).std().item() == pytest.approx(2**-0.5, rel=0.05)
     regions = Regions(torch.randn(2, 5, 16), tiny.pictures(5, 5).boxes)
@@ -62,7 +61,7 @@ def test_one_matrix_less(name: str, tmp_path: Path) -> None:
     assert sum(weight.numel() for group in optimiser.param_groups for weight in group["params"]) == count
     tied.save_pretrained(tmp_path)
     assert set(load_file(tmp_path / "model.safetensors")) == set(tied.state_dict())
-    again = load(tmp_path)
+    again = load_model(tmp_path)
     assert again.config.tied_words
     assert torch.equal(again(PICTURES, IDS), tied(PICTURES, IDS))
 

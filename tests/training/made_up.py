@@ -44,7 +44,7 @@ def settings_of(**changes: object) -> TrainSettings:
 
 
 def parts_of(**model: object) -> Parts:
-    return Parts(tiny.build("m2", **{"never": (0, 1, 2), "dropout": 0.0, **model}), VOCABULARY, None)
+    return Parts(tiny.build("m2", **{"suppressed_ids": (0, 1, 2), "dropout": 0.0, **model}), VOCABULARY, None)
 
 
 def eyes() -> Kept:

@@ -47,8 +47,8 @@ def test_a_speaker_follows_the_model() -> None:
 
 def test_a_word_that_only_the_search_bans_is_noticed_in_the_gradient_pass_too() -> None:
     """Where the speaker's copy never says a word that the model may say, the rest of its words are likelier."""
-    model = tiny.build("m2", never=(1, 2))
-    other = tiny.build("m2", never=(0, 1, 2))  # the same weights
+    model = tiny.build("m2", suppressed_ids=(1, 2))
+    other = tiny.build("m2", suppressed_ids=(0, 1, 2))  # the same weights
     speaker = speaker_of(other)
     assert gap_of(other, tiny.pictures(4, 4), speaker) < 1e-5
     assert gap_of(model, tiny.pictures(4, 4), speaker) > 5 * ROUNDING[torch.float32]
@@ -63,7 +63,7 @@ def test_dropout_in_one_pass_is_noticed() -> None:
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.6, "top_k": 3}])
 def test_gradient_is_reinforce(options: dict) -> None:
     """Against a plain graph: each caption read alone, -A log q(word) added up word by word."""
-    model = tiny.build("m2", never=(0, 1, 2))
+    model = tiny.build("m2", suppressed_ids=(0, 1, 2))
     regions = tiny.pictures(4, 4)
     found = speaker_of(model, **options).speak(regions, 3)
     advantage = torch.randn(2, 4)
@@ -90,7 +90,7 @@ def test_gradient_is_reinforce(options: dict) -> None:
 
 def test_the_gradient_is_that_of_the_expected_reward() -> None:
     """Captions of one or two words can all be counted: the mean gradient of many draws must be the true one."""
-    model = tiny.build("m2", never=(0, 1, 2, 7, 8, 9))  # <eos> and three words
+    model = tiny.build("m2", suppressed_ids=(0, 1, 2, 7, 8, 9))  # <eos> and three words
     regions = tiny.pictures(4)
     worth = {3: 0.0, 4: 1.0, 5: -0.5, 6: 0.3}
     weight = model.decoder.output.words.weight
@@ -136,7 +136,7 @@ def said_share(model: CaptionModel, regions: Regions, word: int) -> float:
 @pytest.mark.parametrize("word", [5, 3])
 def test_what_is_rewarded_is_said_more_often(word: int) -> None:
     """A word, and the end of a caption, which must be learnable like one."""
-    model = tiny.build("m2", never=(0, 1, 2))
+    model = tiny.build("m2", suppressed_ids=(0, 1, 2))
     regions = tiny.pictures(4, 4, 4)
     before = said_share(model, regions, word)
     speaker = speaker_of(model)
@@ -152,7 +152,7 @@ def test_what_is_rewarded_is_said_more_often(word: int) -> None:
 
 
 def test_beams_instead_of_samples() -> None:
-    model = tiny.build("m2", never=(0, 1, 2))
+    model = tiny.build("m2", suppressed_ids=(0, 1, 2))
     regions = tiny.pictures(4, 4)
     found = speaker_of(model, search="beam").speak(regions, 0)
     assert found.ids.shape[:2] == (2, 4)
@@ -179,7 +179,7 @@ def test_seeds_draw_the_same_or_other_captions() -> None:
 
 def test_padding_gives_no_gradient() -> None:
     """However far beyond their end captions are filled up, the loss is the same."""
-    model = tiny.build("m2", never=(0, 1, 2))
+    model = tiny.build("m2", suppressed_ids=(0, 1, 2))
     regions = tiny.pictures(4)
     ids = torch.tensor([[[4, 3, 1, 1], [5, 6, 4, 3]]])
     drawn = torch.zeros(1, 2, 4)

@@ -19,7 +19,7 @@ WORDS = ["<unk>", "<pad>", "<bos>", "<eos>", *"abcdef"]
 @pytest.mark.parametrize("name", [*sorted(MODELS), "m2-tied", "show-attend-tell-tied"])
 def test_new_words_change_nothing_that_was_known(name: str) -> None:
     """For the old words the odds among each other are what they were; the new ones begin as a rare word would."""
-    model = tiny.build(name, never=(0, 1, 2))
+    model = tiny.build(name, suppressed_ids=(0, 1, 2))
     larger = with_words(model, 13, Vocabulary([*WORDS, "x", "y", "z"])).eval()
     regions, ids = tiny.pictures(4, 4), torch.tensor([[2, 4, 5, 6], [2, 9, 4, 4]])
     before, after = model(regions, ids), larger(regions, ids)
@@ -32,7 +32,7 @@ def test_new_words_change_nothing_that_was_known(name: str) -> None:
 
 
 def test_a_model_with_no_new_words_never_says_unk() -> None:
-    model = tiny.build("m2", never=(1, 2))
+    model = tiny.build("m2", suppressed_ids=(1, 2))
     same = with_words(model, 10, Vocabulary(WORDS)).eval()
     assert same(tiny.pictures(4), torch.tensor([[2, 4]]))[..., 0].isneginf().all()
     for one, other in zip(model.parameters(), same.parameters(), strict=True):
@@ -62,7 +62,7 @@ def test_a_new_captioner_says_only_words(name: str) -> None:
     parts = begin(settings, TOKENS, None)
     assert sorted(parts.vocabulary.words[4:]) == ["a", "bird", "cat", "dog", "the"]
     assert parts.model.config.d_input == parts.vision.width
-    assert set(parts.model.config.never_said) == {0, 1, 2}
+    assert set(parts.model.config.suppressed) == {0, 1, 2}
     assert parts.model.config.max_length == settings.max_length
     assert parts.model.config.dropout == settings.dropout
 

@@ -226,7 +226,7 @@ def seeing_parts() -> tuple[Parts, Looking]:
     """A vision that learns, and twelve drawn pictures for it."""
     torch.manual_seed(0)
     vision = create_vision("small-cnn", size=48)
-    parts = Parts(tiny.build("m2", never=(0, 1, 2), dropout=0.0, d_input=vision.width), VOCABULARY, vision)
+    parts = Parts(tiny.build("m2", suppressed_ids=(0, 1, 2), dropout=0.0, d_input=vision.width), VOCABULARY, vision)
     samples = [Sample(str(n), ("a",), "train", Drawn(n)) for n in range(PICTURES)]
     pixels = Pixels(samples, vision.preprocess, keep="memory", device=CPU)
     return parts, Looking(pixels, torch.zeros(PICTURES, dtype=torch.bool), 0.0)

@@ -29,15 +29,15 @@ def rectangles_of(shapes: list[tuple[int, int]]) -> list[Tensor]:
 def caption_by_caption(model: CaptionModel, smoothing: float) -> tuple[Tensor, int]:
     """Sum and count of the words' losses, from logits, one caption at a time, by torch."""
     regions = tiny.pictures(4, 4, 4)
-    never = set(model.config.never_said)
-    sayable = [word for word in range(model.config.vocab_size) if word not in never]
+    suppressed = set(model.config.suppressed)
+    sayable = [word for word in range(model.config.vocab_size) if word not in suppressed]
     total, count = torch.zeros(()), 0
     for picture, captions in enumerate(TOKENS):
         for caption in captions:
             words = [VOCABULARY.bos, *VOCABULARY.encode(caption), VOCABULARY.eos]
             log_probs = model(regions[picture : picture + 1], torch.tensor([words[:-1]]))[0]
             for place, word in enumerate(words[1:]):
-                if word in never:
+                if word in suppressed:
                     continue
                 # Words that are never said take no part: torch smooths over exactly those it is given.
                 row, target = log_probs[place, sayable], torch.tensor(sayable.index(word))
@@ -47,9 +47,9 @@ def caption_by_caption(model: CaptionModel, smoothing: float) -> tuple[Tensor, i
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("never", [(0, 1, 2), (1, 2)])
-def test_equals_torch_and_does_not_depend_on_the_rectangles(smoothing: float, never: tuple[int, ...]) -> None:
-    model = tiny.build("m2", never=never)
+@pytest.mark.parametrize("suppressed", [(0, 1, 2), (1, 2)])
+def test_equals_torch_and_does_not_depend_on_the_rectangles(smoothing: float, suppressed: tuple[int, ...]) -> None:
+    model = tiny.build("m2", suppressed_ids=suppressed)
     regions = tiny.pictures(4, 4, 4)
     expected, count = caption_by_caption(model, smoothing)
     for shapes in ([(4, 8)], [(2, 3), (2, 8)], [(1, 3), (3, 8)]):
@@ -61,7 +61,7 @@ def test_equals_torch_and_does_not_depend_on_the_rectangles(smoothing: float, ne
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_gradients_equal_torchs(smoothing: float) -> None:
-    model = tiny.build("m2", never=(0, 1, 2))
+    model = tiny.build("m2", suppressed_ids=(0, 1, 2))
     weights = list(model.parameters())
     expected = torch.autograd.grad(caption_by_caption(model, smoothing)[0], weights)
     regions = tiny.pictures(4, 4, 4)
@@ -73,13 +73,13 @@ def test_gradients_equal_torchs(smoothing: float) -> None:
 
 def test_unknown_words_count_only_where_they_may_be_said() -> None:
     ids = torch.tensor([[2, 4, 0, 5, 3, 1]])
-    assert targets(ids, pad=1, unk=0, never=(0, 1, 2)).tolist() == [[True, False, True, True, False]]
-    assert targets(ids, pad=1, unk=0, never=(1, 2)).tolist() == [[True, True, True, True, False]]
+    assert targets(ids, pad=1, unk=0, suppressed=(0, 1, 2)).tolist() == [[True, False, True, True, False]]
+    assert targets(ids, pad=1, unk=0, suppressed=(1, 2)).tolist() == [[True, True, True, True, False]]
 
 
 def test_an_unknown_word_is_read_but_not_learned() -> None:
     """What comes after `<unk>` still depends on it; what should have been `<unk>` gives no gradient."""
-    model = tiny.build("m2", never=(0, 1, 2))
+    model = tiny.build("m2", suppressed_ids=(0, 1, 2))
     regions = tiny.pictures(4)
     with_unk = torch.tensor([[2, 4, 0, 5, 3]])
     without = torch.tensor([[2, 4, 5, 3]])
@@ -90,7 +90,7 @@ def test_an_unknown_word_is_read_but_not_learned() -> None:
 
 
 def test_pictures_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny.build("m2", never=(0, 1, 2))
+    model = tiny.build("m2", suppressed_ids=(0, 1, 2))
     looked = []
     encode = model.encode
     monkeypatch.setattr(model, "encode", lambda regions: looked.append(len(regions)) or encode(regions))
@@ -99,7 +99,7 @@ def test_pictures_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nothing_to_count_is_zero_and_not_nan() -> None:
-    model = tiny.build("m2", never=(0, 1, 2))
+    model = tiny.build("m2", suppressed_ids=(0, 1, 2))
     loss = xe_loss(model, tiny.pictures(4), torch.full((1, 4), 1))
     assert loss.item() == 0
     loss.backward()

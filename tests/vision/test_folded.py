@@ -101,7 +101,7 @@ def test_folding_twice_is_folding_once() -> None:
 def test_a_captioner_folds_and_its_folder_stays_whole(tmp_path: Path) -> None:
     vision = random_eyes(stride=16)
     words = ["<unk>", "<pad>", "<bos>", "<eos>", *"abcdefgh"]
-    model = tiny.build("m2", d_input=vision.width, vocab_size=len(words), never=(0, 1, 2))
+    model = tiny.build("m2", d_input=vision.width, vocab_size=len(words), suppressed_ids=(0, 1, 2))
     Captioner(model, Vocabulary(words), vision).save_pretrained(tmp_path)
     captioner = Captioner.from_pretrained(tmp_path)
     eyes = captioner.vision

@@ -35,7 +35,7 @@ class Gate(nn.Module):
     """Every region has a gate of its own, g = σ(wᵀx + b), and what passes is summed.
 
     Args:
-        normalised: divide by the sum of the gates, so that the weights sum to one and the context stays as loud
+        normalised: divide by the sum of the gates, so that the weights sum to one and the context stays as large
             as one region. Otherwise the gates are the weights: nothing, or everything, may pass.
     """
 

@@ -109,7 +109,7 @@ def bench_train(
                 encoder_layers=layers,
                 decoder_layers=layers,
                 max_length=21,
-                never=(0, 1, 2),
+                suppressed_ids=(0, 1, 2),
             )
         ).to(device)
         parts = Parts(model, vocabulary, vision)

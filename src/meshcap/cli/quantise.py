@@ -31,7 +31,7 @@ def quantise(
         raise MeshcapError(f"{out} exists and is not an empty folder: choose another one")
     from meshcap.captioner import VOCABULARY, Captioner, load_calibration
     from meshcap.folders import VISION_FOLDER, WEIGHTS, find_file
-    from meshcap.models import load
+    from meshcap.models import load_model
     from meshcap.text import Vocabulary
     from meshcap.vision import load_vision
     from meshcap.weights import largest_error, stored
@@ -39,7 +39,7 @@ def quantise(
     width: Bits = 8 if bits == "8" else 16
     # Not as Captioner.from_pretrained reads it: weights that are laid out for the CPU cannot be written.
     words = Vocabulary.load(find_file(model, VOCABULARY))
-    captioner = Captioner(load(model), words, load_vision(model), load_calibration(model))
+    captioner = Captioner(load_model(model), words, load_vision(model), load_calibration(model))
     write_whole(out, captioner, width, card=Path(model) / "README.md")
     before, after, worst = 0, 0, 0.0
     for network, file in ((captioner.model, WEIGHTS), (captioner.vision, f"{VISION_FOLDER}/{WEIGHTS}")):

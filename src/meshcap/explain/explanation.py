@@ -183,7 +183,7 @@ def _ids_of(captioner: Captioner, caption: str) -> list[int]:
         raise MeshcapError(f"the caption {caption!r} has no words, expected a sentence to explain")
     ids = captioner.vocabulary.ids_of(words, purpose="in the caption")
     for word, id in zip(words, ids, strict=True):
-        if id in (*config.never_said, config.unk, config.pad, config.bos, config.eos):
+        if id in (*config.suppressed, config.unk, config.pad, config.bos, config.eos):
             raise MeshcapError(f"{word!r} in the caption is a word that this model never says")
     if len(ids) >= config.max_length:
         raise MeshcapError(f"the caption has {len(ids)} words, expected at most {config.max_length - 1}")

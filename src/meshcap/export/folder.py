@@ -23,7 +23,7 @@ from meshcap.export.graphs import parts_of, trace
 from meshcap.export.int8 import narrowed
 from meshcap.export.onnx_files import need_onnx, onnx_graphs, quietly, write_onnx
 from meshcap.folders import find_file
-from meshcap.models import CaptionModel, load
+from meshcap.models import CaptionModel, load_model
 from meshcap.models.packed import Int8Linear, PackedLinear
 from meshcap.runtime import Captioner as Exported
 from meshcap.runtime.facts import FACTS, GRAPHS, Facts, Part, expect_not_exported
@@ -135,13 +135,13 @@ def as_saved(name_or_folder: str | Path) -> Captioner:
     expect_not_exported(name_or_folder)
     vocabulary = Vocabulary.load(find_file(name_or_folder, VOCABULARY))
     return Captioner(
-        load(name_or_folder), vocabulary, load_vision(name_or_folder), load_calibration(name_or_folder)
+        load_model(name_or_folder), vocabulary, load_vision(name_or_folder), load_calibration(name_or_folder)
     )
 
 
 def brain_of(captioner: Captioner) -> CaptionModel:
     if any(isinstance(module, PackedLinear | Int8Linear) for module in captioner.model.modules()):
-        raise MeshcapError("weights laid out for the CPU cannot be exported: read the model with meshcap.models.load")
+        raise MeshcapError("weights laid out for the CPU cannot be exported: read the model with meshcap.load_model")
     return copy.deepcopy(captioner.model).float().cpu().eval().requires_grad_(False)
 
 

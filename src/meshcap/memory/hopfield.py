@@ -191,7 +191,7 @@ class HopfieldStore(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Patterns as loud as what comes out of a layer norm."""
+        """Patterns as large as what comes out of a layer norm."""
         nn.init.normal_(self.keys)
         nn.init.normal_(self.values)
         for layer in (self.query, self.output):

@@ -17,7 +17,7 @@ from meshcap.errors import MeshcapError
 class MemorySlots(nn.Module):
     """`[K; √d_head · M_k]` and `[V; √slots · M_v]`, with M_k and M_v learned.
 
-    The square roots keep a slot as loud as a region although its parameters start small (as in the paper's own
+    The square roots keep a slot as large as a region although its parameters start small (as in the paper's own
     arithmetic, which imported checkpoints rely on).
     """
 

@@ -1,14 +1,18 @@
 """Captioners made of attention and memory."""
 
-from meshcap.models.hierarchical import Hierarchical, HierarchicalConfig
+from meshcap.models.base import CaptionModel, ModelConfig
 from meshcap.models.hopfield import HopfieldCaptioner, HopfieldConfig
-from meshcap.models.m2 import M2, M2Config
-from meshcap.models.ntm import NTM, NTMConfig
-from meshcap.models.pretrained import CaptionModel, ModelConfig
-from meshcap.models.registry import MODELS, create, load, register
-from meshcap.models.seq2seq import Seq2Seq, Seq2SeqConfig
-from meshcap.models.show_attend_tell import ShowAttendTell, ShowAttendTellConfig
-from meshcap.models.transformer import Transformer, TransformerConfig
+from meshcap.models.m2 import M2, M2Config, Transformer, TransformerConfig
+from meshcap.models.recurrent import Seq2Seq, Seq2SeqConfig
+from meshcap.models.registry import MODELS, create_model, list_models, load_model, register
+from meshcap.models.show_attend_tell import (
+    NTM,
+    Hierarchical,
+    HierarchicalConfig,
+    NTMConfig,
+    ShowAttendTell,
+    ShowAttendTellConfig,
+)
 
 __all__ = [
     "M2",
@@ -28,7 +32,8 @@ __all__ = [
     "ShowAttendTellConfig",
     "Transformer",
     "TransformerConfig",
-    "create",
-    "load",
+    "create_model",
+    "list_models",
+    "load_model",
     "register",
 ]

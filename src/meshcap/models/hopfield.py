@@ -23,9 +23,8 @@ from torch import Tensor, nn
 from meshcap.attention import SelfAttention
 from meshcap.errors import MeshcapError
 from meshcap.memory import HopfieldStore
-from meshcap.models.m2 import M2, FeedForward, Trace
-from meshcap.models.norm import Norm
-from meshcap.models.transformer import TransformerConfig
+from meshcap.models.layers import Norm
+from meshcap.models.m2 import M2, FeedForward, Trace, TransformerConfig
 
 
 @dataclass(frozen=True, kw_only=True)

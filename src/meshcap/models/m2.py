@@ -33,11 +33,8 @@ from meshcap.attention import (
 )
 from meshcap.errors import MeshcapError
 from meshcap.memory import MemorySlots
-from meshcap.models.boxes import BoxEmbedding
-from meshcap.models.norm import Norm
-from meshcap.models.output import Output
-from meshcap.models.pretrained import CaptionModel, ModelConfig
-from meshcap.models.words import Words
+from meshcap.models.base import CaptionModel, ModelConfig
+from meshcap.models.layers import BoxEmbedding, Norm, Output, Words
 from meshcap.regions import Regions
 
 Mesh = Literal["full", "last", "one-to-one"]
@@ -125,7 +122,7 @@ class Encoder(nn.Module):
     def __init__(self, config: M2Config, layer: type[nn.Module] = EncoderLayer):
         super().__init__()
         self.project = nn.Linear(config.d_input, config.d_model)
-        self.box = BoxEmbedding(config.d_model, loud_long=config.loud_long_waves) if config.boxes else None
+        self.box = BoxEmbedding(config.d_model, boost_low=config.boost_low_frequencies) if config.boxes else None
         self.norm = Norm(config.d_model)
         self.dropout = nn.Dropout(config.dropout)
         self.layers = nn.ModuleList(layer(config) for _ in range(config.encoder_layers))
@@ -235,7 +232,7 @@ class Decoder(nn.Module):
         self.output = Output(
             config.d_model,
             config.vocab_size,
-            config.never_said,
+            config.suppressed,
             self.words if config.tied_words else None,
         )
 
@@ -303,7 +300,7 @@ class M2(CaptionModel):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Xavier for matrices; words as loud as the sinusoidal positions they are added to; slots by themselves."""
+        """Xavier for matrices; words as large as the sinusoidal positions they are added to; slots by themselves."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
@@ -396,3 +393,27 @@ def sinusoids(rows: int, width: int) -> Tensor:
     table[:, 1::2] = torch.cos(place * rate)[:, : width // 2]
     table[0] = 0
     return table.float()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig(M2Config):
+    """An `M2Config` whose memory and mesh are switched off."""
+
+    slots: int = 0
+    mesh: str = "last"  # type: ignore[assignment]
+
+    def check(self) -> None:
+        super().check()
+        if self.slots or self.mesh != "last":
+            raise MeshcapError("a plain Transformer has no slots and looks at the last level: use model 'm2' for those")
+
+
+class Transformer(M2):
+    """The Transformer that M² is measured against: the same parts, no slots, no mesh.
+
+    Its decoder looks at the last encoder layer alone by plain cross-attention. With three or six layers this is the
+    baseline of the paper's table.
+    """
+
+    name = "transformer"
+    config_class = TransformerConfig

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from meshcap.errors import MeshcapError
-from meshcap.models.words import SharedWords
+from meshcap.models.layers import TiedOutput
 
-Linear = nn.Linear | SharedWords
+Linear = nn.Linear | TiedOutput
 
 
 class PackedLinear(nn.Module):
@@ -85,7 +85,7 @@ def pack(model: nn.Module, *, int8: bool = False) -> nn.Module:
     """
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if not (type(child) is nn.Linear or isinstance(child, SharedWords)):
+            if not (type(child) is nn.Linear or isinstance(child, TiedOutput)):
                 continue
             on_cpu = child.weight.device.type == "cpu"
             if int8:

@@ -124,7 +124,7 @@ def infer_config(given: dict[str, Tensor], *, regions: int, d_head: int | None) 
         max_length=shape("decoder.pos_emb.weight")[0] - 1,
         boxes=False,
         attend_padding=regions if float(filled.sum()) != 0 else 0,
-        never=(),
+        suppressed_ids=(),
     )
 
 

@@ -1,20 +1,21 @@
-"""Captioners by name. Everything registered here is tested, trained and compared by the same code."""
+"""Captioners by name: make a new one, read a saved one, list them all.
+
+Everything registered here is tested, trained and compared by the same code. `register` adds your own.
+"""
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeVar
 
 from meshcap.errors import MeshcapError
 from meshcap.folders import CONFIG, find_file, read_config
-from meshcap.models.hierarchical import Hierarchical
+from meshcap.models.base import CaptionModel
 from meshcap.models.hopfield import HopfieldCaptioner
-from meshcap.models.m2 import M2
-from meshcap.models.ntm import NTM
-from meshcap.models.pretrained import CaptionModel
-from meshcap.models.seq2seq import Seq2Seq
-from meshcap.models.show_attend_tell import ShowAttendTell
-from meshcap.models.transformer import Transformer
+from meshcap.models.m2 import M2, Transformer
+from meshcap.models.recurrent import Seq2Seq
+from meshcap.models.show_attend_tell import NTM, Hierarchical, ShowAttendTell
 
 Model = TypeVar("Model", bound=type[CaptionModel])
 
@@ -28,29 +29,48 @@ def register(model: Model) -> Model:
     return model
 
 
-# In the order in which they were thought of.
-register(Seq2Seq)
-register(ShowAttendTell)
-register(Hierarchical)
-register(NTM)
-register(HopfieldCaptioner)
-register(Transformer)
-register(M2)
+for model in (Seq2Seq, ShowAttendTell, Hierarchical, NTM, HopfieldCaptioner, Transformer, M2):  # by year
+    register(model)
 
 
-def create(name: str, **settings: Any) -> CaptionModel:
-    """A new captioner with random weights: `create("m2", vocab_size=10_000, slots=20)`."""
+def list_models(pattern: str = "*") -> list[str]:
+    """Names of the registered captioners, in alphabetical order: `list_models("*former")`.
+
+    Args:
+        pattern: as of file names: `*` is anything, `?` one character, `[ab]` either.
+    """
+    return sorted(name for name in MODELS if fnmatchcase(name, pattern))
+
+
+def create_model(name: str, **settings: Any) -> CaptionModel:
+    """A new captioner with random weights: `create_model("m2", vocab_size=10_000, slots=20)`.
+
+    Args:
+        name: one of `list_models()`.
+        settings: fields of the model's config, such as `M2Config`.
+
+    Raises:
+        MeshcapError: an unknown name or setting, or a value that cannot work.
+    """
     model = model_class(name)
     return model(model.config_class.from_dict(settings))
 
 
-def load(name_or_folder: str | Path, **hub: Any) -> CaptionModel:
-    """Whatever captioner a folder or a hub name holds."""
+def load_model(name_or_folder: str | Path, **hub: Any) -> CaptionModel:
+    """The captioner in a model folder, a run, or on the Hugging Face hub (`owner/name`), in evaluation mode.
+
+    Args:
+        hub: keywords of `huggingface_hub.hf_hub_download`, such as `revision` and `token`.
+
+    Raises:
+        MeshcapError: no such model, or settings or weights that do not fit.
+    """
     settings = read_config(find_file(name_or_folder, CONFIG, **hub))
     return model_class(str(settings.get("model"))).from_pretrained(name_or_folder, **hub)
 
 
 def model_class(name: str) -> type[CaptionModel]:
+    """The class of a registered captioner."""
     if name not in MODELS:
-        raise MeshcapError(f"no captioner is called {name!r}: expected one of {', '.join(sorted(MODELS))}")
+        raise MeshcapError(f"no captioner is called {name!r}: expected one of {', '.join(list_models())}")
     return MODELS[name]

@@ -30,14 +30,19 @@ from torch import Tensor, nn
 
 from meshcap.attention import (
     SCORES,
+    HierarchicalAttention,
     RunningMean,
     State,
+    box_groups,
     make_score,
+    members,
     sample,
     score_function_loss,
     soft,
     straight_through,
 )
+from meshcap.errors import MeshcapError
+from meshcap.memory import Memory
 from meshcap.models.recurrent import (
     Carry,
     Cell,
@@ -180,3 +185,113 @@ def draws_loss(log_prob: Tensor, said: Tensor, counted: Tensor, baseline: Runnin
     loss = score_function_loss(log_prob.where(counted, 0), to_come[0], to_come[1] * baseline.value) * said.numel()
     baseline.update(earned.sum() / counted.sum().clamp_min(1))  # only now: see RunningMean
     return loss
+
+
+@dataclass(frozen=True, kw_only=True)
+class HierarchicalConfig(ShowAttendTellConfig):
+    """Every setting of a Hierarchical."""
+
+    groups: int = 3  # along a side
+
+    def check(self) -> None:
+        super().check()
+        self.expect_at_least(groups=1)
+        if self.attention != "soft":
+            raise MeshcapError("hierarchical attention takes means of means: attention is soft")
+
+
+class Hierarchical(ShowAttendTell):
+    """Hierarchical attention: first where in a part of the picture, then which part; otherwise Show, Attend and Tell.
+
+        α_n = softmax of score(h, x_n) over the regions n of one group     c_g = Σ_{n in g} α_n x_n
+        γ_g = softmax of score'(h, c_g) over the groups                    z = β Σ_g γ_g c_g
+
+    - Neighbours make a group: the picture is cut into `groups` × `groups` cells, and a region belongs to the cell that
+      holds the middle of its box. Cells without regions get no weight. Where boxes are not read, all regions are one
+      group, and this is plain attention.
+    - The weight of a region is γ_g α_n, which sums to one over a picture: `words`. The levels are `within` (α, one in
+      each group) and `groups` (γ).
+    """
+
+    name = "hierarchical"
+    config_class = HierarchicalConfig
+    config: HierarchicalConfig
+
+    def make_attention(self) -> None:
+        self.deep_attention = HierarchicalAttention(self.config.score, self.config.d_model, self.config.d_model)
+
+    def prepare(self, x: Tensor, regions: Regions) -> State:
+        if self.config.boxes and regions.boxes is not None:
+            groups = box_groups(regions.boxes.float(), self.config.groups)  # (B, N)
+        else:
+            groups = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
+        return {"prepared": self.deep_attention.prepare(x), "membership": members(groups, self.config.groups**2)}
+
+    def look(self, query: Tensor, kept: State) -> Found:
+        found = self.deep_attention.look(
+            query, kept["prepared"], kept["regions"], [kept["membership"]], kept.get("visible")
+        )
+        within, groups = found.levels  # (B, W, N), (B, W, G)
+        return Found(found.context, {"words": found.weights, "within": within, "groups": groups})
+
+
+NOTED = ("memory", "weights", "reads")  # the state of a `Memory`
+
+
+@dataclass(frozen=True, kw_only=True)
+class NTMConfig(ShowAttendTellConfig):
+    """Every setting of an NTM."""
+
+    memory_rows: int = 24
+    memory_width: int = 32
+    read_heads: int = 1
+    write_heads: int = 1
+
+    def check(self) -> None:
+        super().check()
+        self.expect_at_least(memory_rows=3, memory_width=1, read_heads=1, write_heads=1)
+
+
+class NTM(ShowAttendTell):
+    """A Neural Turing Machine that captions: Show, Attend and Tell with an external memory that it reads and writes.
+
+        z_t = β Σ_n α_n x_n                              soft attention by h_{t-1}
+        h_t = LSTM(y_{t-1}, [h_{t-1}, z_t, r_{t-1}])     the controller: word, picture, memory
+        M_t, r_t = heads(h_t, M_{t-1})                   erase and add where the writing heads are, then read
+        p(y_t) ∝ exp(W_o (y_{t-1} + W [h_t, z_t, r_t]))
+
+    - `meshcap.memory.Memory` is the memory: heads find rows by content and by shifting from where they were.
+    - Every caption begins with a blank memory of `memory_rows` rows of `memory_width` numbers.
+    - The memory is part of the carry, (B, W, rows, width): a beam search reorders it with its hypotheses.
+    """
+
+    name = "ntm"
+    config_class = NTMConfig
+    config: NTMConfig
+
+    def __init__(self, config: NTMConfig):
+        super().__init__(config, d_recalled=config.read_heads * config.memory_width)
+        self.memory = Memory(
+            config.d_model,
+            rows=config.memory_rows,
+            row_width=config.memory_width,
+            reads=config.read_heads,
+            writes=config.write_heads,
+        )
+
+    def begin(self, kept: State, width: int) -> Carry:
+        carry = super().begin(kept, width)
+        blank = self.memory.start(kept["first"].shape[0] * width)  # of any size where this is traced
+        return carry | {name: blank[name].unflatten(0, (-1, width)) for name in NOTED}
+
+    def advance(self, heard: Tensor, kept: State, carry: Carry) -> tuple[Tensor, Carry, Looks]:
+        context, looks = self.gated_look(carry["hidden"], kept)
+        recalled = torch.cat((carry["hidden"], context, carry["reads"]), -1)
+        hidden, cell = self.cell(heard, recalled, carry["cell"])
+        # The memory knows sequences, not pictures: every hypothesis is one.
+        noted = self.memory(hidden.flatten(0, 1), {name: carry[name].flatten(0, 1) for name in NOTED})
+        after = {name: noted[name].unflatten(0, hidden.shape[:2]) for name in NOTED}
+        reading, writing = after["weights"].split((self.memory.reads, self.memory.writes), dim=2)  # (B, W, heads, rows)
+        looks |= {"memory_reads": reading, "memory_writes": writing}
+        found = torch.cat((hidden, context, after["reads"]), -1)
+        return found, {"hidden": hidden, "cell": cell} | after, looks

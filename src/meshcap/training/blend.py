@@ -16,7 +16,7 @@ from torch import nn
 from meshcap.captioner import VOCABULARY, Captioner
 from meshcap.errors import MeshcapError
 from meshcap.folders import find_file
-from meshcap.models import load
+from meshcap.models import load_model
 from meshcap.text import Vocabulary
 from meshcap.vision import load_vision
 
@@ -25,7 +25,7 @@ EXPECTED = "expected one that was trained on from the other"
 
 def unpacked(model: str | Path) -> Captioner:
     """A captioner whose weights may be changed and saved: `Captioner.from_pretrained` lays them out for the CPU."""
-    return Captioner(load(model), Vocabulary.load(find_file(model, VOCABULARY)), load_vision(model))
+    return Captioner(load_model(model), Vocabulary.load(find_file(model, VOCABULARY)), load_vision(model))
 
 
 class Blend:

@@ -47,7 +47,7 @@ def complete(settings: TrainSettings, *, pictures: int, device: torch.device) ->
             choose("slots", 40 if width >= 256 else 10)
         choose("dropout", 0.1 if large else 0.0 if scratch else 0.2)
         if scratch:
-            chosen["options"] = {"loud_long_waves": True, **settings.options}
+            chosen["options"] = {"boost_low_frequencies": True, **settings.options}
     choose("min_count", 5 if pictures >= 5_000 else 2 if pictures >= 500 else 1)
 
     fine_tuning = settings.start is not None

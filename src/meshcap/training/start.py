@@ -13,7 +13,7 @@ from torch import Tensor
 from meshcap.captioner import VOCABULARY
 from meshcap.errors import MeshcapError
 from meshcap.folders import find_file
-from meshcap.models import CaptionModel, create, load
+from meshcap.models import CaptionModel, create_model, load_model
 from meshcap.models.registry import model_class
 from meshcap.text import Vocabulary
 from meshcap.training.settings import TrainSettings
@@ -78,14 +78,14 @@ def begin(settings: TrainSettings, tokens: Tokens, store: FeatureStore | None) -
         "max_length": settings.max_length,
         "boxes": vision is not None or (store is not None and store.boxes),
         # <unk> tells a reader nothing, and self-critical training must not draw what is banned later.
-        "never": (vocabulary.unk, vocabulary.pad, vocabulary.bos),
+        "suppressed_ids": (vocabulary.unk, vocabulary.pad, vocabulary.bos),
     }
-    return Parts(create(settings.model, **sizes, **needed, **settings.options), vocabulary, vision)
+    return Parts(create_model(settings.model, **sizes, **needed, **settings.options), vocabulary, vision)
 
 
 def _begin_from(settings: TrainSettings, start: str, flat: list[Sequence[str]], store: FeatureStore | None) -> Parts:
     vocabulary = Vocabulary.load(find_file(start, VOCABULARY))
-    model, vision = load(start), load_vision(start)
+    model, vision = load_model(start), load_vision(start)
     if store is not None:
         vision = None
         if store.width != model.config.d_input:
@@ -108,7 +108,7 @@ def with_words(model: CaptionModel, count: int, vocabulary: Vocabulary) -> Capti
     """The same model for a vocabulary of `count` words, of which the first are its own; never says `<unk>`."""
     old = model.config.vocab_size
     never = (vocabulary.unk, vocabulary.pad, vocabulary.bos)
-    larger = type(model)(replace(model.config, vocab_size=count, never=never))
+    larger = type(model)(replace(model.config, vocab_size=count, suppressed_ids=never))
     weights = model.state_dict()
     with torch.no_grad():
         for name, target in larger.state_dict().items():

@@ -11,11 +11,11 @@ from meshcap.models import CaptionModel
 from meshcap.regions import Regions
 
 
-def targets(ids: Tensor, *, pad: int, unk: int, never: Sequence[int]) -> Tensor:
-    """Which of the next words count, of ids (…, T): not padding, and not `<unk>` where the model may never say it."""
+def targets(ids: Tensor, *, pad: int, unk: int, suppressed: Sequence[int]) -> Tensor:
+    """Which of the next words count, of ids (…, T): not padding, and not `<unk>` where it is suppressed."""
     words = ids[..., 1:]
     counted = words != pad
-    return counted & (words != unk) if unk in never else counted
+    return counted & (words != unk) if unk in suppressed else counted
 
 
 def xe_sum(model: CaptionModel, regions: Regions, rectangles: Sequence[Tensor], smoothing: float = 0.0) -> Tensor:
@@ -30,9 +30,9 @@ def xe_sum(model: CaptionModel, regions: Regions, rectangles: Sequence[Tensor], 
     config = model.config
     encoded = model.encode(regions)
     total = torch.zeros((), device=regions.features.device)
-    sayable = config.vocab_size - len(set(config.never_said))
+    sayable = config.vocab_size - len(set(config.suppressed))
     for ids in rectangles:
-        counted = targets(ids, pad=config.pad, unk=config.unk, never=config.never_said)
+        counted = targets(ids, pad=config.pad, unk=config.unk, suppressed=config.suppressed)
         log_probs, noticed = model.study(encoded, ids[..., :-1])  # (B, S, T - 1, V)
         said = log_probs.gather(-1, ids[..., 1:, None])[..., 0]
         loss = -said
@@ -49,5 +49,5 @@ def xe_loss(model: CaptionModel, regions: Regions, ids: Tensor, smoothing: float
     """The mean cross-entropy of each next word of ids (B, T) or (B, S, T)."""
     config = model.config
     captions = ids if ids.dim() == 3 else ids[:, None]
-    counted = targets(captions, pad=config.pad, unk=config.unk, never=config.never_said)
+    counted = targets(captions, pad=config.pad, unk=config.unk, suppressed=config.suppressed)
     return xe_sum(model, regions, [captions], smoothing) / counted.sum().clamp_min(1)

@@ -14,12 +14,12 @@ from typing import Any, ClassVar, Literal, Self, overload
 import torch
 from huggingface_hub import ModelHubMixin
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from meshcap.attention import State
 from meshcap.errors import MeshcapError
 from meshcap.files import write_text
 from meshcap.folders import CONFIG, WEIGHTS, Bits, find_file, read_config
-from meshcap.models.blank import Blank
 from meshcap.models.packed import Int8Linear, PackedLinear
 from meshcap.regions import Regions
 from meshcap.weights import load_weights, save_weights, stored
@@ -35,22 +35,22 @@ class ModelConfig:
     dropout: float = 0.1
     max_length: int = 54  # words of a caption, <eos> included
     boxes: bool = True  # embed each region's own box
-    loud_long_waves: bool = False  # of boxes: see `BoxEmbedding`
-    tied_words: bool = False  # words are said with the matrix they are read with: see `Words`
+    boost_low_frequencies: bool = False  # of boxes: see `BoxEmbedding`
+    tied_words: bool = False  # the output's matrix is the word embedding: see `Words`
     unk: int = 0
     pad: int = 1
     bos: int = 2
     eos: int = 3
-    never: tuple[int, ...] | None = None  # ids a caption never contains; None: <pad> and <bos>
+    suppressed_ids: tuple[int, ...] | None = None  # ids that no caption contains; None: <pad> and <bos>
 
     def __post_init__(self) -> None:
-        if isinstance(self.never, list):  # as JSON has it
-            object.__setattr__(self, "never", tuple(self.never))
+        if isinstance(self.suppressed_ids, list):  # as JSON has it
+            object.__setattr__(self, "suppressed_ids", tuple(self.suppressed_ids))
         self.check()
 
     @property
-    def never_said(self) -> tuple[int, ...]:
-        return (self.pad, self.bos) if self.never is None else self.never
+    def suppressed(self) -> tuple[int, ...]:
+        return (self.pad, self.bos) if self.suppressed_ids is None else self.suppressed_ids
 
     def check(self) -> None:
         """Refuse settings that cannot work.
@@ -69,10 +69,12 @@ class ModelConfig:
             raise MeshcapError(
                 f"special ids {specials} are not four different ids of a vocabulary of {self.vocab_size}"
             )
-        if not self.has_words(self.never_said):
-            raise MeshcapError(f"never is {self.never!r}, expected ids of a vocabulary of {self.vocab_size}")
-        if self.eos in self.never_said:
-            raise MeshcapError(f"never contains {self.eos}, the id that ends a caption: no caption could end")
+        if not self.has_words(self.suppressed):
+            raise MeshcapError(
+                f"suppressed_ids is {self.suppressed_ids!r}, expected ids of a vocabulary of {self.vocab_size}"
+            )
+        if self.eos in self.suppressed:
+            raise MeshcapError(f"suppressed_ids contains {self.eos}, the id that ends a caption: no caption could end")
 
     def has_words(self, ids: object) -> bool:
         return isinstance(ids, tuple) and all(isinstance(one, int) and 0 <= one < self.vocab_size for one in ids)
@@ -113,7 +115,7 @@ CARD = """---
 {{ card_data }}
 ---
 
-A captioning model of [meshcap](https://pypi.org/project/meshcap/). Read it with `meshcap.load("…")`, or with
+A captioning model of [meshcap](https://pypi.org/project/meshcap/). Read it with `meshcap.load_model("…")`, or with
 `meshcap.Captioner.from_pretrained("…")` where a vocabulary lies beside it.
 """
 
@@ -217,7 +219,7 @@ class CaptionModel(
         if push_to_hub and bits != 32:
             raise MeshcapError(f"the hub is given 32 bits: save {bits} bits into a folder and upload that")
         if any(isinstance(module, PackedLinear | Int8Linear) for module in self.modules()):
-            raise MeshcapError("weights laid out for the CPU cannot be saved: read the model with meshcap.load")
+            raise MeshcapError("weights laid out for the CPU cannot be saved: read the model with meshcap.load_model")
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
         self._save_pretrained(folder, bits)
@@ -249,10 +251,26 @@ class CaptionModel(
         name = settings.pop("model", None)
         if name != cls.name:
             raise MeshcapError(
-                f"{model_id} holds a model {name!r}, and {cls.__name__} reads {cls.name!r}: use meshcap.load"
+                f"{model_id} holds a model {name!r}, and {cls.__name__} reads {cls.name!r}: use meshcap.load_model"
             )
         config = cls.config_class.from_dict(settings)
-        with Blank():
+        with SkipInit():
             model = cls(config)
         load_weights(model, find_file(model_id, WEIGHTS, **hub))
         return model.eval()
+
+
+# Where everything in torch.nn.init ends. (Kaiming's are handed over whole, and what they call is not seen here.)
+RANDOM_INIT = ("normal_", "uniform_", "kaiming_normal_", "kaiming_uniform_")
+
+
+class SkipInit(TorchFunctionMode):
+    """Inside this context random initialisation does nothing: weights are about to be read from a file.
+
+    For some 25 million weights, drawing random numbers takes longer than reading the file.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in RANDOM_INIT:
+            return args[0] if args else (kwargs or {})["tensor"]
+        return func(*args, **(kwargs or {}))
