@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tiny
-from meshcap.decoding import Ensemble
+from meshcap.decoding import Beam, Ensemble, Rules, decode
 from meshcap.training.xe import xe_loss
 
 PICTURES = tiny.pictures(3, 6, 2)
@@ -39,6 +39,16 @@ def test_stepping_is_reading(captioner) -> None:
 
 def test_stepping_an_ensemble_is_reading() -> None:
     expect_steps_to_be_reading(Ensemble([tiny.shared("m2"), tiny.shared("transformer"), tiny.shared("m2-softmax")]))
+
+
+def test_a_search_may_begin_with_encoded_pictures(captioner, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = decode(captioner, PICTURES, Beam(3), Rules(max_length=STEPS), n_best=3)
+    with torch.no_grad():
+        encoded = captioner.encode(PICTURES)
+    monkeypatch.setattr(captioner, "encode", None)  # whoever encodes again fails
+    found = decode(captioner, PICTURES, Beam(3), Rules(max_length=STEPS), n_best=3, encoded=encoded)
+    assert torch.equal(found.ids, expected.ids)
+    assert torch.equal(found.log_probs, expected.log_probs)
 
 
 def test_reordering_matters(captioner) -> None:

@@ -192,10 +192,16 @@ def _no_repeats(n: int) -> Filter:
 
 
 class Run:
-    """One search over one batch: `begin` looks at the pictures, `advance` adds a word to every hypothesis."""
+    """One search over one batch: `begin` looks at the pictures, `advance` adds a word to every hypothesis.
 
-    def __init__(self, model: Decodable, regions: Regions, strategy: Strategy, rules: Rules):
+    `encoded`: the regions as `encode` leaves them, where somebody has done that already.
+    """
+
+    def __init__(
+        self, model: Decodable, regions: Regions, strategy: Strategy, rules: Rules, encoded: State | None = None
+    ):
         self.model, self.regions, self.strategy, self.rules = model, regions, strategy, rules
+        self.encoded = encoded
         device = regions.features.device
         self.search = Search.new(
             model.config, pictures=len(regions), width=strategy.width, length=rules.max_length, device=device
@@ -210,7 +216,7 @@ class Run:
             generator.manual_seed(seed)
 
     def begin(self) -> None:
-        encoded = self.model.encode(self.regions)
+        encoded = self.model.encode(self.regions) if self.encoded is None else self.encoded
         self.state = self.model.start(encoded, width=self.strategy.width, length=self.rules.max_length)
         self.search.reset()
         self.chooser.open(self.search)
@@ -262,8 +268,11 @@ class CapturedRun(Run):
     It works on tensors of its own, at fixed addresses; pictures of the same shapes are copied in.
     """
 
-    def __init__(self, model: Decodable, regions: Regions, strategy: Strategy, rules: Rules):
-        super().__init__(model, regions.each(torch.clone), strategy, rules)
+    def __init__(
+        self, model: Decodable, regions: Regions, strategy: Strategy, rules: Rules, encoded: State | None = None
+    ):
+        own = None if encoded is None else {name: tensor.clone() for name, tensor in encoded.items()}
+        super().__init__(model, regions.each(torch.clone), strategy, rules, own)
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):  # libraries set themselves up on first use, which cannot be recorded
@@ -279,10 +288,13 @@ class CapturedRun(Run):
         with torch.cuda.graph(self.advancing, pool=self.beginning.pool()):
             super().advance()
 
-    def show(self, regions: Regions) -> None:
+    def show(self, regions: Regions, encoded: State | None = None) -> None:
         for own, given in zip(self.regions.parts(), regions.parts(), strict=True):
             if own is not None and given is not None:
                 own.copy_(given)
+        for name, tensor in (encoded or {}).items():
+            assert self.encoded is not None
+            self.encoded[name].copy_(tensor)
 
     def begin(self) -> None:
         self.beginning.replay()
@@ -298,15 +310,18 @@ class Graphs:
         self.most = most
         self.runs: OrderedDict[Hashable, CapturedRun] = OrderedDict()
 
-    def get(self, model: Decodable, regions: Regions, strategy: Strategy, rules: Rules) -> CapturedRun:
-        shapes = tuple(None if t is None else (t.shape, t.dtype, t.device) for t in regions.parts())
-        key = (id(model), shapes, strategy, rules)
+    def get(
+        self, model: Decodable, regions: Regions, strategy: Strategy, rules: Rules, encoded: State | None = None
+    ) -> CapturedRun:
+        given = (*regions.parts(), *(encoded or {}).values())
+        shapes = tuple(None if t is None else (t.shape, t.dtype, t.device) for t in given)
+        key = (id(model), shapes, strategy, rules, encoded is None)
         run = self.runs.pop(key, None)
         if run is None:
             while len(self.runs) >= self.most:
                 self.runs.popitem(last=False)
-            run = CapturedRun(model, regions, strategy, rules)
-        run.show(regions)
+            run = CapturedRun(model, regions, strategy, rules, encoded)
+        run.show(regions, encoded)
         self.runs[key] = run
         return run
 
@@ -321,6 +336,7 @@ def decode(
     n_best: int = 1,
     attention: bool = False,
     graphs: Graphs | None = None,
+    encoded: State | None = None,
     stop_early: bool = True,
 ) -> Hypotheses:
     """Caption pictures with any model and any strategy.
@@ -330,6 +346,7 @@ def decode(
         attention: also return how the model looked at the picture for each word.
         graphs: where to keep captured steps between calls; on a GPU this is many times faster. The model's weights
             must not be replaced meanwhile (changing them in place is fine).
+        encoded: the regions as the model's `encode` leaves them, so that they are not encoded again.
         stop_early: now and then, check whether all captions have ended; without, a GPU is never waited for.
 
     Raises:
@@ -339,9 +356,9 @@ def decode(
     rules.check(model.config)
     expect_kept(n_best, strategy)
     if graphs is not None and regions.features.is_cuda:
-        run: Run = graphs.get(model, regions, strategy, rules)
+        run: Run = graphs.get(model, regions, strategy, rules, encoded)
     else:
-        run = Run(model, regions, strategy, rules)
+        run = Run(model, regions, strategy, rules, encoded)
     run.seed(getattr(strategy, "seed", 0))
     run.begin()
     often = STEPS_BETWEEN_CHECKS if regions.features.is_cuda else 1
