@@ -30,9 +30,9 @@ lint: .venv/.dev ## ruff and mypy
 	@$(PY) -m mypy
 
 bench: .venv/.dev ## print the performance tables
-	@.venv/bin/meshcap bench decode
-	@.venv/bin/meshcap bench train-step
-	@.venv/bin/meshcap bench score
+	@$(PY) benchmarks/decode.py
+	@$(PY) benchmarks/train.py --work step
+	@$(PY) benchmarks/score.py
 
 docs: .venv/.docs ## build the documentation site into site/; a warning is an error
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet

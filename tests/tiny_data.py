@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from meshcap import cli
@@ -64,6 +65,17 @@ def call(words: list[str]) -> int:
     """Run a command in this process and return its exit code."""
     try:
         cli.main(words)
+    except SystemExit as left:
+        return int(left.code or 0)
+    return 0
+
+
+def bench(command: Callable[..., None], *words: object) -> int:
+    """Run a benchmark's command in this process and return its exit code."""
+    from benchmarks.common import main
+
+    try:
+        main(command, [str(word) for word in words])
     except SystemExit as left:
         return int(left.code or 0)
     return 0

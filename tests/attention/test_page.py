@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from meshcap.bench import variance
+from recipes import dot_variance as variance
 
 PAGE = (Path(__file__).parents[2] / "docs" / "attention.md").read_text(encoding="utf-8")
 

@@ -132,13 +132,3 @@ def test_import_mistakes_write_nothing(vocab: Path, tmp_path: Path, capsys: pyte
     half.write_bytes(small.read_bytes()[:10_000])
     refused("refused", half, "--vocab", vocab, "--out", out)
     refused("not an empty folder", small, "--vocab", vocab, "--out", tmp_path)
-
-
-def test_bench_prints_tables(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = call(
-        capsys, "bench", "decode", "--device", "cpu", "--repeat", 1, "--length", 2, "--compare", 1, "--json"
-    )
-    assert code == 0
-    rows = json.loads(out)["rows"]
-    assert rows[0]["setting"] == "float32, not packed"
-    assert all(row["floor"] > 0 and row["seconds"] > 0 for row in rows)

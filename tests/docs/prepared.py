@@ -28,7 +28,8 @@ from meshcap.regions import Regions
 from meshcap.text import Vocabulary
 from meshcap.vision import create_vision
 
-CHECKPOINT = Path(__file__).parents[1] / "fixtures" / "small.pth"  # of the public implementation, 200 words
+ROOT = Path(__file__).parents[2]
+CHECKPOINT = ROOT / "tests" / "fixtures" / "small.pth"  # of the public implementation, 200 words
 CHECKPOINT_WIDTH, CHECKPOINT_WORDS = 48, 200
 SPECIAL = ["<unk>", "<pad>", "<bos>", "<eos>"]
 SAID = "a the on in of with and dog puppy cat man woman ball red beach grass runs star house near".split()
@@ -50,6 +51,8 @@ def make(folder: Path) -> None:
     shards(folder / "shards")
     (folder / "site" / "index.html").write_text('<!doctype html><p><img src="dog.jpg"></p>\n', encoding="utf-8")
     (folder / "docs" / "images").mkdir(parents=True)
+    for name in ("benchmarks", "recipes"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "captions").mkdir()
     first, *others = MODELS
     captioner().save_pretrained(folder / first)

@@ -32,16 +32,20 @@ FEWER = {
     "score": "--bootstrap 20",
     "data draw": "--count 24 --val 24 --test 24 --workers 1",
     "ntm": "--steps 3 --batch 2",
-    "bench caption": "--no-peers --pictures 2 --repeat 1 --threads 1",
-    "bench serve": "--clients 2 --requests 4",
     "explain": "--threads 1",
+}
+
+
+BENCHMARKS = {
+    "caption": "--no-peers --pictures 2 --repeat 1 --threads 1",
+    "serve": "--clients 2 --requests 4 --soak 0",
 }
 
 
 def environment(model: Path) -> dict[str, str]:
     return {
         **os.environ,
-        "PYTHONPATH": str(ROOT / "tests"),
+        "PYTHONPATH": f"{ROOT / 'tests'}{os.pathsep}{ROOT / 'src'}",
         MODEL: str(model),
         "OMP_NUM_THREADS": "1",
         "WANDB_MODE": "offline",
@@ -54,7 +58,8 @@ def install(folder: Path, door: str) -> None:
     """Put the stand-ins into a folder. Those of ours ask a process that has imported everything already."""
     folder.mkdir(parents=True, exist_ok=True)
     scripts = {name: warm.client(name, door) for name in ("meshcap", "pip", "make")}
-    scripts["python"] = f'#!/bin/sh\nexec {sys.executable} "$@"\n'
+    cases = "".join(f'benchmarks/{name}.py) set -- "$@" {more} ;;\n' for name, more in BENCHMARKS.items())
+    scripts["python"] = f'#!/bin/sh\ncase "$1" in\n{cases}esac\nexec {sys.executable} "$@"\n'
     for name, text in scripts.items():
         (folder / name).write_text(text, encoding="utf-8")
         (folder / name).chmod(0o755)

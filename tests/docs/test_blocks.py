@@ -31,12 +31,12 @@ SHELL = [
     for block in RUN
     if block.language in SHELLS
     and block.page != EXPORTED
-    and (block.page not in ELSEWHERE or "meshcap bench" in block.text)
+    and (block.page not in ELSEWHERE or "python benchmarks" in block.text)
 ]
 PAGES = sorted({block.page for block in RUN if block.language == "python"} - {*ELSEWHERE, EXPORTED})
 PYTHON = {page: [block for block in RUN if block.page == page and block.language == "python"] for page in PAGES}
 LONG = re.compile(
-    r"meshcap (train|evaluate|explain|export|bench|ntm|serve|data (check|pack|features))\b|python -m|--spice"
+    r"meshcap (train|evaluate|explain|export|ntm|serve|data (check|pack|features))\b|python |--spice"
 )
 # What stands at the top of the file that an example is a part of.
 BEFORE = {

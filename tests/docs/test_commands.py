@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,14 @@ def check(command_line: Any, commands: list[list[str]], place: str) -> int:
             checked += 1
         elif command[0] in ("python", "python3") and command[1:2] == ["-m"] and command[2].startswith("meshcap"):
             assert importlib.util.find_spec(command[2]), f"{place}: no module {command[2]}"
+            checked += 1
+        elif command[0] in ("python", "python3") and command[1:2] and command[1].endswith(".py"):
+            script = Path(command[1])
+            assert (ROOT / script).is_file(), f"{place}: no script {script}"
+            if script.parent.name == "benchmarks":
+                app = typer.Typer()
+                app.command()(import_module(f"benchmarks.{script.stem}").command)
+                parse(typer.main.get_command(app), command[2:])
             checked += 1
     return checked
 
@@ -132,7 +141,8 @@ def test_recipes(path: Path, command_line: Any, tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     "wrong",
     ["meshcap captoin a.jpg", "meshcap caption a.jpg --bems 3", "meshcap data features a b --vision c",
-     "meshcap caption a.jpg --beam many", "python -m meshcap.bench.nothing"],
+     "meshcap caption a.jpg --beam many", "python -m meshcap.nothing",
+     "python benchmarks/nothing.py", "python benchmarks/decode.py --nothing"],
 )  # fmt: skip
 def test_a_wrong_command_is_noticed(wrong: str, command_line: Any) -> None:
     with pytest.raises((AssertionError, pytest.fail.Exception)):

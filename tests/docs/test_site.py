@@ -78,7 +78,7 @@ def test_api(site: Path, name: str, anchors: list[str]) -> None:
 @pytest.mark.slow
 def test_every_command_is_told(site: Path) -> None:
     text = page(site, "commands")
-    for name in ("caption", "batch", "serve", "data-features", "bench-decode"):
+    for name in ("caption", "batch", "serve", "data-features", "export"):
         assert f'id="meshcap-{name}"' in text
     for option in ("--min-confidence", "--write-exif", "--must-not", "--leave-out"):
         assert f"<code>{option}</code>" in text

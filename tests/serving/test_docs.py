@@ -68,7 +68,7 @@ def test_commands(line: str, here: Path, eyes: Captioner, monkeypatch: pytest.Mo
 
 
 def test_nothing_is_left_out() -> None:
-    known = ("curl ", "meshcap serve", "meshcap bench serve", "pip install ")
+    known = ("curl ", "meshcap serve", "python benchmarks/serve.py", "pip install ")
     assert LINES and all(line.startswith(known) for line in LINES)
     for skip, kind, _ in BLOCKS:
         assert skip or kind in ("sh", "python", "json"), kind

@@ -42,7 +42,6 @@ COMMANDS: dict[str, str] = {
     "score": "meshcap.cli.score:score",
     "tokenize": "meshcap.cli.tokenize:tokenize",
     "ntm": "meshcap.cli.ntm:ntm",
-    "bench": "meshcap.cli.bench:app",
 }
 
 HELP = "Captions for pictures, with the Meshed-Memory Transformer (M²) and its relatives."

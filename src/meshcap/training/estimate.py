@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from meshcap.bench.measure import peak_memory
+from meshcap.machine import peak_memory
 from meshcap.training.captions import CaptionTable
 from meshcap.training.checkpoint import Position
 from meshcap.training.run import Run

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from meshcap.bench.measure import machine
 from meshcap.data.dataset import Sample
 from meshcap.evaluation.calibration import FEWEST
 from meshcap.evaluation.calibration_fit import Trial, try_calibration
@@ -17,6 +16,7 @@ from meshcap.evaluation.charts import curves_of
 from meshcap.evaluation.drawing import trial_drawing
 from meshcap.evaluation.page import ReportContent, SampleCard, picks, write_report
 from meshcap.files import write_text
+from meshcap.machine import machine
 from meshcap.training.checkpoint import Position
 from meshcap.training.examine import Exam, shown
 from meshcap.training.log import read_log

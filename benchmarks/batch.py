@@ -1,0 +1,158 @@
+"""How many pictures a second `meshcap batch` captions: drawn photos of 640 × 480, in this process and on a Ray cluster
+of this machine.
+
+    python benchmarks/batch.py --workers 2
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+import typer
+from PIL import Image
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # this repository, when run as a script
+
+from benchmarks import common
+from benchmarks.common import Row, optional_row, report, set_up
+from meshcap.batch.inputs import Picture, list_pictures
+from meshcap.batch.job import Blocks, Job, run
+from meshcap.batch.local import BatchSettings, Block, caption_in_threads
+from meshcap.batch.output import Delivery
+from meshcap.batch.ray import WorkerSettings, caption_blocks_with_ray, connect
+from meshcap.captioner import Captioner
+from meshcap.decoding import Beam
+from meshcap.machine import peak_memory
+from meshcap.stream import Reader
+
+SIDES = (640, 480)
+BLOCK = 16  # a batch: small, so that few pictures do for a measurement
+
+
+def make_pictures(folder: Path, count: int, *, seed: int = 0) -> None:
+    """JPEG files that are as large, and as slow to read, as photos: smooth colours with a little noise."""
+    folder.mkdir(parents=True, exist_ok=True)
+    random = np.random.default_rng(seed)
+    for number in range(count):
+        coarse = Image.fromarray(random.integers(0, 256, (12, 16, 3), dtype=np.uint8))
+        smooth = np.asarray(coarse.resize(SIDES, Image.Resampling.BICUBIC), dtype=np.int16)
+        noisy = smooth + random.integers(-12, 13, (SIDES[1], SIDES[0], 1))
+        Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(folder / f"{number:06}.jpg", quality=85)
+
+
+def bench_batch(*, pictures: int, beams: int, lanes: int, workers: int, model: str, repeat: int) -> list[Row]:
+    """Whole jobs, as the command runs them: read, captioned, written in blocks. Starting up does not count.
+
+    Args:
+        lanes: batches captioned side by side in this process, on a thread each.
+        workers: of a Ray cluster of this machine; 0: no cluster.
+        model: a folder or a name.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        make_pictures(folder / "photos", pictures)
+        listed = list_pictures([str(folder / "photos")])
+        captioner = Captioner.from_pretrained(model)
+        settings = BatchSettings(readers=1)
+        strategy = Beam(beams)
+        # Every caption as long as it may be: the slowest case.
+        length = min(20, captioner.model.config.max_length)
+
+        def here(blocks: list[Block]) -> Blocks:
+            return caption_in_threads(
+                captioner, blocks, settings, lanes=lanes, strategy=strategy, max_length=length, min_length=length
+            )
+
+        def with_ray(blocks: list[Block]) -> Blocks:
+            options = {"max_length": length, "min_length": length}
+            recipe = WorkerSettings(model, "cpu", "float32", {"readers": 1}, options, beams)
+            return caption_blocks_with_ray(recipe, blocks, workers=workers)
+
+        def measured(work: str, setting: str, side: int, caption: Callable[[list[Block]], Blocks]) -> Row:
+            runs = [_job(folder / f"{work}-{number}", listed, caption, side) for number in range(repeat)]
+            seconds, cpu = (statistics.median(one[part] for one in runs) for part in (0, 1))
+            notes = {"CPU": f"{cpu * 1e3 / pictures:.0f} ms a picture"} if caption is here else {}
+            rate = f"{pictures / seconds:.1f} pictures/s"
+            return Row(work, setting, seconds, rate, peak_memory(torch.device("cpu")), notes=notes)
+
+        rows = [_reading(captioner, listed)]
+        rows.append(measured("this process", f"{lanes} lane{'s' * (lanes > 1)}", lanes, here))
+        if workers:
+            setting = f"{workers} worker{'s' * (workers > 1)}"
+            with optional_row(lambda why: rows.append(Row("Ray", setting, None, missing=why))):
+                connect(None, cpus=workers)
+                rows.append(measured("Ray", setting, workers, with_ray))
+        return rows
+
+
+def _reading(captioner: Captioner, pictures: list[Picture]) -> Row:
+    """From files to pixels, on one thread: what a GPU waits for."""
+    assert captioner.vision is not None
+    reader = Reader(captioner.vision.preprocess)
+    start = time.process_time()
+    for picture in pictures:
+        reader.read(picture.path)
+    seconds = time.process_time() - start
+    rate = f"{len(pictures) / seconds:.0f} pictures/s"
+    notes = {"CPU": f"{seconds * 1e3 / len(pictures):.1f} ms a picture"}
+    return Row("reading alone", "1 thread", seconds, rate, peak_memory(torch.device("cpu")), notes=notes)
+
+
+def bench_listing(count: int) -> Row:
+    """Naming pictures by a list of paths, remembering the job, and seeing what is to do."""
+    with tempfile.TemporaryDirectory() as place:
+        paths = Path(place, "list.txt")
+        paths.write_text("".join(f"photos/{number // 1000:06}/{number:09}.jpg\n" for number in range(count)))
+        start = time.process_time()
+        pictures = list_pictures([str(paths)])
+        with Job(Path(place, "job"), pictures, {}, block=64) as parts:
+            blocks = len(parts.to_do())
+        seconds = time.process_time() - start
+    rate = f"{count / seconds:,.0f} pictures/s"
+    return Row("listing", f"{count:,} paths, {blocks:,} blocks", seconds, rate, peak_memory(torch.device("cpu")))
+
+
+def _job(
+    folder: Path, pictures: list[Picture], caption: Callable[[list[Block]], Blocks], side: int
+) -> tuple[float, float]:
+    """Seconds, and CPU seconds of this process. The start of threads and actors does not count: time runs from when
+    each of those that work side by side may have done its first block."""
+    times: list[tuple[float, float, int]] = []
+
+    def tell(count: int, _: int) -> None:
+        times.append((time.perf_counter(), time.process_time(), count))
+
+    with Job(folder, pictures, {}, block=BLOCK) as parts:
+        run(parts, caption, Delivery(), tell)
+    first, last = times[side - 1], times[-1]
+    scale = len(pictures) / sum(count for _, _, count in times[side:])
+    return (last[0] - first[0]) * scale, (last[1] - first[1]) * scale
+
+
+def command(
+    pictures: Annotated[int, typer.Option(min=64, help="Pictures of a job.")] = 256,
+    beams: Annotated[int, typer.Option(min=1, help="Beams.")] = 5,
+    lanes: Annotated[int, typer.Option(min=1, help="Batches captioned side by side in this process.")] = 2,
+    workers: Annotated[int, typer.Option(min=0, help="Of a Ray cluster of this machine; 0: none.")] = 0,
+    listed: Annotated[int, typer.Option(min=0, help="Also list so many paths; 0: none.")] = 1_000_000,
+    model: common.Model = "default",
+    repeat: common.Repeat = 3,
+    json: common.Json = False,
+) -> None:
+    """Time whole jobs of `meshcap batch` on this machine's CPU: photos of 640 × 480, in this process and with Ray."""
+    where = set_up("cpu", 1)
+    rows = bench_batch(pictures=pictures, beams=beams, lanes=lanes, workers=workers, model=model, repeat=repeat)
+    rows += [bench_listing(listed)] if listed else []
+    report("Batch", rows, where, json)
+
+
+if __name__ == "__main__":
+    common.main(command)

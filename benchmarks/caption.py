@@ -1,0 +1,232 @@
+"""What a caption costs on a CPU, from a cold start to a folder of photos, beside captioners of transformers.
+
+Every row is measured in processes of its own: one for the cold start, from the shell's view, and one for the rest.
+
+    python benchmarks/caption.py --model my-captioner --no-peers
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # this repository, when run as a script
+
+from benchmarks import common
+from benchmarks.common import optional_row, progress, report, set_up
+from benchmarks.process import PEERS
+from meshcap.errors import MeshcapError
+
+SIZE = (640, 480)
+PROCESS = str(Path(__file__).with_name("process.py"))
+COLD_STARTS = 3  # of ours; the first may also read files from the disk
+
+
+@dataclass
+class Cost:
+    """Of one captioner on this machine."""
+
+    name: str
+    cold_start: float = 0.0  # seconds from the shell to the first caption
+    photo: float = 0.0  # seconds of each further one
+    photo_cpu: float = 0.0  # seconds of CPU for it, all threads together: what remains true on a busy machine
+    folder: float | None = None  # photos a second, many at once; None: not measured
+    memory: float = 0.0  # bytes at most
+    parameters: int = 0
+    file: int = 0  # bytes of weights
+    missing: str | None = None  # why it could not be measured
+
+    def cells(self) -> list[str]:
+        if self.missing:
+            return [self.name, self.missing, *[""] * (len(COLUMNS) - 2)]
+        return [
+            self.name,
+            f"{self.cold_start:.2f} s",
+            f"{self.photo:.3f} s",
+            f"{self.photo_cpu:.3f} s",
+            "" if self.folder is None else f"{self.folder:.1f}/s",
+            f"{self.memory / 1e6:,.0f} MB",
+            f"{self.parameters / 1e6:.1f} M",
+            f"{self.file / 1e6:,.1f} MB",
+        ]
+
+
+COLUMNS = ("captioner", "cold start", "a photo", "CPU of it", "a folder", "memory", "weights", "file")
+
+
+def bench_caption(
+    model: Path,
+    *,
+    dtypes: Sequence[str],
+    peers: Sequence[str],
+    pictures: int,
+    beams: int,
+    words: int,
+    repeat: int,
+    threads: int,
+    say: Callable[[str], None] = lambda line: None,
+) -> list[Cost]:
+    """A row for our captioner in each dtype, then one for each peer.
+
+    Args:
+        words: tokens of every caption, so that all say equally much.
+        say: is called with what is measured next.
+    """
+    rows: list[Cost] = []
+    with tempfile.TemporaryDirectory() as place:
+        photos = draw_photos(Path(place), pictures)
+        work = {"photos": photos, "beams": beams, "words": words, "threads": threads, "folder": True}
+
+        def ours(dtype: str) -> Cost:
+            parameters, size = weights_of(model)
+            command = [sys.executable, "-m", "meshcap", "caption", photos[0], "--model", str(model)]
+            command += ["--dtype", dtype, "--device", "cpu", "--beams", str(beams), "--threads", str(threads)]
+            command += ["--min-words", str(words - 1), "--max-words", str(words - 1)]
+            found = _process({"who": "meshcap", "model": str(model), "dtype": dtype, "repeat": repeat, **work})
+            cold = statistics.median(_timed(command, threads)[0] for _ in range(min(COLD_STARTS, repeat)))
+            return _row(f"meshcap, {dtype}", cold, found, parameters, size)
+
+        def theirs(peer: str, name: str) -> Cost:
+            if find_spec("transformers") is None:
+                raise MeshcapError('pip install "meshcap[hf]"')
+            folder = Path(place, peer)
+            _timed([sys.executable, PROCESS, "--write-peer", peer, str(folder)], threads)
+            job = {"who": peer, "model": str(folder), **work}
+            cold, _ = _timed(_command({**job, "repeat": 0}), threads)
+            found = _process({**job, "repeat": repeat})
+            size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+            for path in folder.iterdir():  # a gigabyte each
+                path.unlink()
+            return _row(name, cold, found, int(found["parameters"]), size)
+
+        jobs: list[tuple[str, Callable[[], Cost]]] = [(f"meshcap, {one}", partial(ours, one)) for one in dtypes]
+        for peer in peers:
+            name = f"{PEERS[peer]} (random weights)"
+            jobs.append((name, partial(theirs, peer, name)))
+        for name, job in jobs:
+            say(name)
+            with optional_row(lambda why, name=name: rows.append(Cost(name, missing=why))):  # type: ignore[misc]
+                rows.append(job())
+    return rows
+
+
+def draw_photos(folder: Path, count: int) -> list[str]:
+    """JPEG files of 640 × 480 pixels."""
+    from meshcap.data.draw import draw_scene
+
+    paths = []
+    for number in range(count):
+        path = folder / f"{number:05}.jpg"
+        draw_scene(number, SIZE[0]).image.convert("RGB").crop((0, 0, *SIZE)).save(path, quality=90)
+        paths.append(str(path))
+    return paths
+
+
+def weights_of(model: Path) -> tuple[int, int]:
+    """How many numbers the files of a model folder hold, and how many bytes they take."""
+    from safetensors import SafetensorError, safe_open
+
+    from meshcap.weights import SCALE
+
+    parameters = size = 0
+    for path in sorted(model.rglob("*.safetensors")):
+        size += path.stat().st_size
+        try:
+            with safe_open(path, framework="pt") as file:
+                names = set(file.keys())
+                for name in names:
+                    if not (name.endswith(SCALE) and name.removesuffix(SCALE) in names):
+                        parameters += math.prod(file.get_slice(name).get_shape())
+        except (SafetensorError, OSError) as error:
+            raise MeshcapError(f"{path} is not a readable safetensors file ({error})") from error
+    return parameters, size
+
+
+def _row(name: str, cold: float, found: dict[str, Any], parameters: int, file: int) -> Cost:
+    return Cost(name, cold, found["seconds"], found["cpu_seconds"], found["folder"], found["memory"], parameters, file)
+
+
+def _command(job: dict[str, object]) -> list[str]:
+    return [sys.executable, PROCESS, json.dumps(job)]
+
+
+def _process(job: dict[str, object]) -> dict[str, Any]:
+    _, out = _timed(_command(job), int(str(job["threads"])))
+    found: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return found
+
+
+def _timed(command: list[str], threads: int) -> tuple[float, str]:
+    """Seconds that a process took from start to end, and what it printed."""
+    # Nothing is asked of the hub, and every library keeps to the same number of threads.
+    quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
+    environment = {**os.environ, **quiet, "OMP_NUM_THREADS": str(threads)}
+    started = time.perf_counter()
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    seconds = time.perf_counter() - started
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["it said nothing"])[-1].removeprefix("error: ")
+        raise MeshcapError(f"a measured process ended with {done.returncode}: {reason}")
+    return seconds, done.stdout
+
+
+def command(
+    model: common.Model = "default",
+    peers: Annotated[
+        bool, typer.Option(help="Measure BLIP-base, GIT-base and ViT-GPT2 too (random weights; needs the extra hf).")
+    ] = True,
+    pictures: Annotated[int, typer.Option(min=1, help="Photos of the folder, 640 × 480 pixels.")] = 64,
+    beams: Annotated[int, typer.Option(min=1, help="Beams.")] = 5,
+    words: Annotated[int, typer.Option(min=2, max=54, help="Words of each caption, its end counted.")] = 12,
+    repeat: Annotated[int, typer.Option(min=1, help="Photos timed one by one; the median counts.")] = 3,
+    dtype: Annotated[
+        list[str] | None,
+        typer.Option(help="float32, bfloat16, float16 or int8; may be given several times.", show_default="(by CPU)"),
+    ] = None,
+    threads: common.Threads = 2,
+    json: common.Json = False,
+) -> None:
+    """Time captions on a CPU, from a cold start to a folder of photos, beside captioners of transformers."""
+    import torch
+
+    from meshcap.folders import folder_of
+    from meshcap.models.packed import can_pack
+
+    folder = folder_of(model)
+    if not folder.is_dir():
+        raise MeshcapError(f"{model} is no model folder here, and only such can be measured: expected one")
+    for one in dtype or []:
+        if one not in ("float32", "bfloat16", "float16", "int8"):
+            raise MeshcapError(f"--dtype is {one!r}, expected float32, bfloat16, float16 or int8")
+    usual = [torch.float32, *(kind for kind in (torch.bfloat16, torch.int8) if can_pack(kind))]
+    where = set_up("cpu", threads)
+    rows = bench_caption(
+        folder,
+        dtypes=dtype or [str(kind).removeprefix("torch.") for kind in usual],
+        peers=tuple(PEERS) if peers else (),
+        pictures=pictures,
+        beams=beams,
+        words=words,
+        repeat=repeat,
+        threads=torch.get_num_threads(),
+        say=progress,
+    )
+    report(f"Captions, beam {beams}, {words} words", rows, where, json, COLUMNS)
+
+
+if __name__ == "__main__":
+    common.main(command)

@@ -1,0 +1,195 @@
+"""One captioner in a process of its own, timed: what `caption.py` and `runtimes.py` start for each row of their tables.
+
+It is given a JSON object as its only argument and prints one. Nothing is imported that the captioner itself does not
+import: memory and the start are measured too.
+
+Peers are captioners of transformers, of the sizes that were published and with random weights: nothing is downloaded.
+Speed does not depend on what weights have learned, as long as captions are as long: each is made to say the same number
+of tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+PEERS = {"blip": "BLIP-base", "git": "GIT-base", "vit-gpt2": "ViT-GPT2"}
+
+
+def build(name: str) -> Any:
+    """A peer as its makers published it, but for the weights."""
+    import transformers as hf
+
+    if name == "blip":
+        config = hf.BlipConfig(
+            text_config={"num_attention_heads": 12, "vocab_size": 30524}, vision_config={"image_size": 384}
+        )
+        return hf.BlipForConditionalGeneration(config)
+    if name == "git":
+        return hf.GitForCausalLM(hf.GitConfig())
+    config = hf.VisionEncoderDecoderConfig.from_encoder_decoder_configs(
+        hf.ViTConfig(), hf.GPT2Config(add_cross_attention=True, is_decoder=True)
+    )
+    config.decoder_start_token_id = config.pad_token_id = config.eos_token_id = config.decoder.eos_token_id
+    return hf.VisionEncoderDecoderModel(config=config)
+
+
+def write_peer(name: str, folder: Path) -> None:
+    """Files to start from, as large as the published ones."""
+    import torch
+
+    torch.manual_seed(0)
+    build(name).save_pretrained(folder)
+
+
+def load_peer(name: str, folder: Path, beams: int, words: int) -> tuple[Callable[[str], object], int]:
+    """How to caption a photo, and how many weights that takes."""
+    import torch
+    import transformers as hf
+    from PIL import Image
+
+    classes = {
+        "blip": hf.BlipForConditionalGeneration,
+        "git": hf.GitForCausalLM,
+        "vit-gpt2": hf.VisionEncoderDecoderModel,
+    }
+    model = classes[name].from_pretrained(folder).eval()
+    size = 384 if name == "blip" else 224
+    given = {"input_ids": torch.tensor([[101]])} if name == "git" else {}  # the others begin by themselves
+
+    @torch.inference_mode()
+    def caption(photo: str) -> object:
+        with Image.open(photo) as image:
+            small = image.convert("RGB").resize((size, size), Image.Resampling.BICUBIC)
+        pixels = torch.frombuffer(bytearray(small.tobytes()), dtype=torch.uint8).view(size, size, 3)
+        return model.generate(
+            pixel_values=(pixels.permute(2, 0, 1)[None].float() / 255 - 0.5) / 0.5,
+            num_beams=beams,
+            min_new_tokens=words,
+            max_new_tokens=words,
+            **given,
+        )
+
+    return caption, sum(weight.numel() for weight in model.parameters())
+
+
+def measure(
+    *,
+    who: str,
+    model: str,
+    photos: list[str],
+    beams: int,
+    repeat: int,
+    threads: int,
+    dtype: str = "float32",
+    backend: str = "torch",
+    words: int | None = None,
+    folder: bool = False,
+) -> dict[str, Any]:
+    """Caption the first photo once, then each photo `repeat` times, then (with `folder`) all of them as a folder.
+
+    Args:
+        who: "meshcap", or one of `PEERS`.
+        repeat: 0 captions the first photo once and measures nothing: a cold start.
+        words: of every caption, its end counted, so that all say equally much; None: as many as it likes.
+    """
+    if backend != "onnx":
+        import torch
+
+        torch.set_num_threads(threads)
+    many: Callable[[], object] | None = None
+    parameters = 0
+    if who == "meshcap":
+        one, many = load_ours(model, dtype, backend, photos, beams, words, threads)
+    else:
+        one, parameters = load_peer(who, Path(model), beams, words or 12)
+    one(photos[0])
+    start = time.process_time()  # of this process, since it began
+    one(photos[0])
+    wall, cpu, captions = [], [], []
+    for photo in photos if not folder else photos[:1]:
+        for _ in range(repeat):
+            before, started = time.process_time(), time.perf_counter()
+            said = one(photo)
+            wall.append(time.perf_counter() - started)
+            cpu.append(time.process_time() - before)
+        if repeat and who == "meshcap":
+            captions.append(said.words)
+    rate = None
+    if folder and many is not None and repeat:
+        started = time.perf_counter()
+        many()
+        rate = len(photos) / (time.perf_counter() - started)
+    return {
+        "seconds": statistics.median(wall or [0.0]),  # of a photo
+        "cpu_seconds": statistics.median(cpu or [0.0]),  # of a photo, all threads
+        "start": start,  # seconds of CPU until the first caption
+        "folder": rate,  # photos a second
+        "memory": peak_of_this_process(),
+        "parameters": parameters,
+        "captions": captions,
+    }
+
+
+def load_ours(
+    model: str, dtype: str, backend: str, photos: list[str], beams: int, words: int | None, threads: int
+) -> tuple[Callable[[str], Any], Callable[[], object]]:
+    """How to caption a photo, and how to caption all of them as a folder."""
+    captioner: Any
+    options: dict[str, Any] = {} if words is None else {"max_length": words, "min_length": words}
+    if backend == "torch":
+        import torch
+
+        from meshcap.captioner import Captioner
+        from meshcap.decoding import Beam
+        from meshcap.errors import MeshcapError
+        from meshcap.stream import stream, together
+
+        kind = getattr(torch, dtype)
+        captioner = Captioner.from_pretrained(model, dtype=kind)
+        if captioner.vision is None:
+            raise MeshcapError(f"{model} reads region features, not photos: expected a model with a vision")
+        options["strategy"] = Beam(beams)
+        batch = together(torch.device("cpu"), kind)
+        return (
+            lambda photo: captioner.caption(photo, **options),
+            lambda: list(stream(captioner, photos, batch=batch, **options)),
+        )
+    from meshcap.runtime import Beam as ExportedBeam
+    from meshcap.runtime import Captioner as Exported
+
+    captioner = Exported.from_pretrained(model, runtime=backend, threads=threads)
+    options["strategy"] = ExportedBeam(beams)
+    return lambda photo: captioner.caption(photo, **options), lambda: captioner.caption(photos, **options)
+
+
+def peak_of_this_process() -> float:
+    """Bytes. `ru_maxrss` also remembers the process that started this one, so Linux is asked for its own count."""
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return float(line.split()[1]) * 1024
+    except OSError:
+        pass
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return float(most) if sys.platform == "darwin" else most * 1024.0
+
+
+if __name__ == "__main__":
+    from meshcap.errors import MeshcapError
+
+    if sys.argv[1] == "--write-peer":
+        write_peer(sys.argv[2], Path(sys.argv[3]))
+        sys.exit()
+    try:
+        found = measure(**json.loads(sys.argv[1]))
+    except MeshcapError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
+    print(json.dumps(found))

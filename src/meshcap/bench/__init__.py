@@ -1,1 +1,0 @@
-"""Measurements that print tables: `meshcap bench decode`, `meshcap bench train-step`."""
