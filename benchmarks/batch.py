@@ -88,7 +88,7 @@ def bench_batch(*, pictures: int, beams: int, lanes: int, workers: int, model: s
         if workers:
             setting = f"{workers} worker{'s' * (workers > 1)}"
             with optional_row(lambda why: rows.append(Row("Ray", setting, None, missing=why))):
-                connect(None, cpus=workers)
+                connect("local", cpus=workers)
                 rows.append(measured("Ray", setting, workers, with_ray))
         return rows
 

@@ -44,7 +44,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cluster() -> None:
     import ray
 
-    connect(None, cpus=WORKERS)
+    connect("local", cpus=WORKERS)
     yield
     ray.shutdown()
 
@@ -133,7 +133,7 @@ def test_the_command(cluster: None, here: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir(here)
     words = ["batch", "photos", "s.tar", "--model", "model", "--device", "cpu", "--threads", "1", "--batch-size", "2"]
     assert call([*words, "--out", "here.jsonl"]) == 1  # one picture is broken
-    assert call([*words, "--out", "there.jsonl", "--ray", "--workers", str(WORKERS)]) == 1
+    assert call([*words, "--out", "there.jsonl", "--ray", "local", "--workers", str(WORKERS)]) == 1
     mine, theirs = read_lines(here / "here.jsonl"), read_lines(here / "there.jsonl")
     assert len(mine) == 43
     assert [(row["path"], row["caption"]) for row in mine] == [(row["path"], row["caption"]) for row in theirs]

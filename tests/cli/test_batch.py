@@ -238,7 +238,6 @@ def test_what_was_done_is_not_done_again(here: Path, model: Path, monkeypatch: p
         (["--html", "p.html", "--in-place", "--shard", "1/2"], "a page is filled in by one job"),
         (["--html", "p.html", "--in-place", "--must", "unheard"], "unknown word 'unheard'"),
         (["photos", "--out", "photos", "--write-xmp"], "photos is inside --out, where copies go"),
-        (["photos", "--ray", "auto", "host:1", "--out", "c.csv"], "are addresses of Ray clusters: expected one"),
     ],
 )
 def test_one_line_for_mistakes_and_nothing_written(
@@ -257,7 +256,7 @@ def test_another_job_under_the_same_name(here: Path, model: Path, capsys: pytest
     assert batch(model, "photos", "--out", "c.csv") == 0
     assert batch(model, "photos", "jpegs", "--out", "c.csv") == 2
     assert "started with 20 pictures, and these 23 are others" in capsys.readouterr().err
-    assert batch(model, "photos", "--out", "c.csv", "--beam", 3) == 2
+    assert batch(model, "photos", "--out", "c.csv", "--beams", 3) == 2
     assert "beams was 5 and is 3" in capsys.readouterr().err
     before = (here / "c.csv.parts/job.json").read_bytes()
     assert batch(model, "photos", "jpegs", "--out", "c.csv", "--restart", "--must", "unheard") == 2
@@ -278,7 +277,7 @@ def test_without_ray_it_says_what_to_install(
     here: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    assert batch(model, "photos", "--ray", "--out", "c.csv") == 2
+    assert batch(model, "photos", "--ray", "local", "--out", "c.csv") == 2
     assert "--ray needs another package: pip install 'meshcap[scale]'" in capsys.readouterr().err
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import sys
+import tarfile
 from pathlib import Path
 
 import numpy
@@ -13,6 +14,7 @@ from PIL import Image
 
 import tiny_captioner
 from meshcap import Captioner, cli, folders
+from meshcap.batch.inputs import list_pictures
 from meshcap.cli.caption_lines import shown
 from meshcap.cli.caption_wishes import Wishes
 from meshcap.data.draw import draw_scene
@@ -71,24 +73,35 @@ def test_one_picture_is_one_sentence_and_nothing_else(run, speaker: Captioner, f
     assert run(folder / "a.jpg") == (0, f"{expected}\n", "")
 
 
-def test_folders_by_name_and_deeper_when_asked(run, speaker: Captioner, folder: Path) -> None:
+def test_folders_are_listed_as_batch_lists_them(run, speaker: Captioner, folder: Path) -> None:
     code, out, err = run(folder, folder / "deep" / "d.webp")
     assert (code, err) == (0, "")
     rows = [line.split("\t") for line in out.splitlines()]
-    assert [name for name, _ in rows] == [str(folder / name) for name in ("C.JPEG", "a.jpg", "b.png", "deep/d.webp")]
+    names = ("C.JPEG", "a.jpg", "b.png", "deep/d.webp", "deep/er/e.gif")  # with folders inside, each picture once
+    assert [name for name, _ in rows] == [str(folder / name) for name in names]
+    assert [name for name, _ in rows] == [one.path for one in list_pictures([str(folder)])]
     assert [text for _, text in rows] == [speaker.caption(Path(name)).text for name, _ in rows]
-    code, out, _ = run(folder, "--recursive")
-    names = ("C.JPEG", "a.jpg", "b.png", "deep/d.webp", "deep/er/e.gif")
-    assert [line.split("\t")[0] for line in out.splitlines()] == [str(folder / name) for name in names]
     # A folder has a line each even where it holds one picture: a program need not ask how many there were.
-    assert run(folder / "deep")[1].startswith(f"{folder / 'deep' / 'd.webp'}\t")
+    assert run(folder / "deep" / "er")[1].startswith(f"{folder / 'deep' / 'er' / 'e.gif'}\t")
+
+
+def test_pictures_inside_shards_and_lists(run, speaker: Captioner, folder: Path, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "0.tar", "w") as tar:
+        tar.add(folder / "a.jpg", "a.jpg")
+    (tmp_path / "list.txt").write_text(f"{folder / 'b.png'}\n", encoding="utf-8")
+    code, out, err = run(tmp_path / "0.tar", tmp_path / "list.txt")
+    assert (code, err) == (0, "")
+    assert [line.split("\t") for line in out.splitlines()] == [
+        [f"{tmp_path / '0.tar'}:a.jpg", speaker.caption(folder / "a.jpg").text],
+        [str(folder / "b.png"), speaker.caption(folder / "b.png").text],
+    ]
 
 
 def test_patterns_that_no_shell_expanded(run, folder: Path) -> None:
     code, out, _ = run(folder / "[a-b].*g")
     assert code == 0
     assert [line.split("\t")[0] for line in out.splitlines()] == [str(folder / "a.jpg"), str(folder / "b.png")]
-    refused(run(folder / "*.tiff"), "*.tiff matches no file")
+    refused(run(folder / "*.tiff"), "*.tiff is not there")
     shutil.copy(folder / "a.jpg", folder / "empty" / "[odd].jpg")
     assert run(folder / "empty" / "[odd].jpg")[0] == 0  # there is such a file: no pattern
     (folder / "empty" / "[odd].jpg").unlink()
@@ -144,9 +157,11 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_progress_is_for_people_who_wait(run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_for_people_who_wait(run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many pictures, captions into a file, somebody at the terminal: a bar there, and the file as it would be."""
-    many = [folder / name for name in ("a.jpg", "b.png")] * 5
+    many = [tmp_path / f"{number}.jpg" for number in range(10)]
+    for path in many:
+        shutil.copy(folder / "a.jpg", path)
     quiet = run(*many)
     assert quiet[2] == ""
     for key, value in (("TERM", "xterm"), ("COLUMNS", "80")):
@@ -163,8 +178,7 @@ def test_progress_is_for_people_who_wait(run, folder: Path, monkeypatch: pytest.
 
 def test_nothing_to_look_at(run, folder: Path) -> None:
     refused(run(folder / "gone.jpg", folder / "gone too.jpg"), "gone.jpg is not a file")
-    refused(run(folder / "empty"), "--recursive")
-    refused(run(folder / "empty", "-r"), "folder without pictures: expected some\n")
+    refused(run(folder / "empty"), "empty holds no pictures")
 
 
 def test_names_that_are_no_text(run, folder: Path, tmp_path: Path) -> None:
@@ -182,9 +196,10 @@ def test_names_that_are_no_text(run, folder: Path, tmp_path: Path) -> None:
 
 
 def test_json_lines(run, speaker: Captioner, folder: Path) -> None:
-    code, out, _ = run(folder, "--json", "--n", 2)
+    paths = sorted(folder.glob("[aCb].*"))
+    code, out, _ = run(*paths, "--json", "--n", 2)
     assert code == 0
-    for line, path in zip(out.splitlines(), sorted(folder.glob("[aCb].*")), strict=True):
+    for line, path in zip(out.splitlines(), paths, strict=True):
         told, expected = json.loads(line), speaker.caption(path, n_best=2)
         assert told["file"] == str(path)
         (other,) = told["alternatives"]
@@ -274,7 +289,7 @@ def test_sampling_is_new_each_time_unless_seeded(run, folder: Path) -> None:
     ("words", "message"),
     [
         (["--min-words", "5", "--max-words", "4"], "--min-words is 5 and --max-words is 4"),
-        (["--sample", "--beam", "3"], "--beams is for a search"),
+        (["--sample", "--beams", "3"], "--beams is for a search"),
         (["--sample", "--groups", "2"], "--groups is for a search"),
         (["--sample", "--must", "dog"], "--must is for a search"),
         (["--sample", "--length-penalty", "1"], "--length-penalty is for a search"),

@@ -71,7 +71,7 @@ def test_an_imported_checkpoint_says_what_the_public_code_says(
 
 def test_plain_lines_and_n_best(model: Path, files: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     words = ("caption", *files[:2], "--model", model, "--device", "cpu", "--confidence")
-    code, out, _ = call(capsys, *words, "--n-best", 2)
+    code, out, _ = call(capsys, *words, "--n", 2)
     assert code == 0
     rows = [line.split("\t") for line in out.splitlines()]
     assert [row[0] for row in rows] == [str(files[0])] * 2 + [str(files[1])] * 2
@@ -80,14 +80,14 @@ def test_plain_lines_and_n_best(model: Path, files: list[Path], capsys: pytest.C
 
 def test_mention_and_sample(model: Path, files: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     words = ("caption", files[0], "--model", model, "--device", "cpu")
-    _, out, _ = call(capsys, *words, "--mention", "word17|word18 word19", "--mention", "word150", "--json")
+    _, out, _ = call(capsys, *words, "--must", "word17|word18 word19", "--must", "word150", "--json")
     said = json.loads(out)["words"]
     assert "word150" in said
     assert "word17" in said or "word18 word19" in " ".join(said)
-    first = call(capsys, *words, "--sample", "--seed", 3, "--n-best", 4)
-    assert first == call(capsys, *words, "--sample", "--seed", 3, "--n-best", 4)
-    assert first != call(capsys, *words, "--sample", "--seed", 4, "--n-best", 4)
-    assert len(call(capsys, *words, "--groups", 3, "--beams", 6, "--n-best", 6)[1].splitlines()) == 6
+    first = call(capsys, *words, "--sample", "--seed", 3, "--n", 4)
+    assert first == call(capsys, *words, "--sample", "--seed", 3, "--n", 4)
+    assert first != call(capsys, *words, "--sample", "--seed", 4, "--n", 4)
+    assert len(call(capsys, *words, "--groups", 3, "--beams", 6, "--n", 6)[1].splitlines()) == 6
 
 
 def mistake(done: tuple[int, str, str], message: str) -> None:
@@ -103,8 +103,8 @@ def test_caption_mistakes(model: Path, files: list[Path], tmp_path: Path, capsys
 
     mistake(caption(tmp_path / "none.npy", "--model", model), "none.npy is not a file")
     mistake(caption(files[0], "--model", tmp_path / "nowhere"), "nowhere")
-    mistake(caption(files[0], "--model", model, "--mention", "zebra"), "zebra")
-    mistake(caption(files[0], "--model", model, "--sample", "--mention", "word17"), "--must is for a search")
+    mistake(caption(files[0], "--model", model, "--must", "zebra"), "zebra")
+    mistake(caption(files[0], "--model", model, "--sample", "--must", "word17"), "--must is for a search")
     mistake(caption(files[0], "--model", model, "--max-words", 99), "at most 53")
     numpy.save(tmp_path / "wide.npy", numpy.zeros((3, 49)))
     mistake(caption(tmp_path / "wide.npy", "--model", model), "49 numbers each, this model expects 48")

@@ -73,7 +73,7 @@ def test_misuse_is_told_in_one_line(
 ) -> None:
     out = tmp_path / "out"
     assert "32 bits" in misuse(capsys, model, "--format", "torch", "--bits", "8", "--out", out)
-    assert "none.jpg is not a file" in misuse(capsys, model, "--check", tmp_path / "none.jpg", "--out", out)
+    assert "none.jpg is not there" in misuse(capsys, model, "--check", tmp_path / "none.jpg", "--out", out)
     (tmp_path / "text.jpg").write_text("no picture")
     mixed = ("--check", photos, "--check", tmp_path / "text.jpg")
     assert "text.jpg is no picture" in misuse(capsys, model, *mixed, "--out", out)

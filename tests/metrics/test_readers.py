@@ -113,7 +113,7 @@ def test_one_record_is_a_record_and_not_two_pictures(tmp_path: Path) -> None:
 def test_n_best_lists(tmp_path: Path) -> None:
     best = {"1": ["a", "b"], "2": ["c"]}
     assert read_candidates(write(tmp_path, "plain.json", best)) == best
-    own = [  # what `meshcap caption --json --n-best 2` prints
+    own = [  # what `meshcap caption --json --n 2` prints
         {"file": "1", "caption": "a", "confidence": 0.5, "alternatives": [{"caption": "b", "confidence": 0.4}]},
         {"file": "2", "caption": "c", "confidence": 0.5},
     ]

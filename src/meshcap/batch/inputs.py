@@ -84,7 +84,12 @@ class Share:
 
 
 def list_pictures(
-    inputs: Sequence[str], *, column: str | None = None, share: Share | None = None, copies: Path | None = None
+    inputs: Sequence[str],
+    *,
+    column: str | None = None,
+    share: Share | None = None,
+    copies: Path | None = None,
+    allow_missing: bool = False,
 ) -> list[Picture]:
     """Every picture once, in the order of the inputs; a folder's by name, with those of its folders.
 
@@ -94,6 +99,7 @@ def list_pictures(
         column: of lists: the one with the paths; `path`, `image`, `file_name` and the like by default.
         share: only the pictures of this job.
         copies: a folder that is left out: copies of these very pictures will be in it.
+        allow_missing: also list files that do not exist: reading them says so.
 
     Raises:
         MeshcapError: an input is not there, holds no pictures, or is a list without paths.
@@ -104,7 +110,7 @@ def list_pictures(
     tars: dict[str, None] = {}  # seen so far
     for name in inputs:
         found = False
-        for path in _spread(name, column):
+        for path in _expand(name, column, allow_missing):
             if hidden is not None and os.path.abspath(path).startswith(hidden):
                 continue
             found = True
@@ -125,7 +131,7 @@ def list_pictures(
     return list(pictures.values())
 
 
-def _spread(name: str, column: str | None) -> Iterator[str]:
+def _expand(name: str, column: str | None, allow_missing: bool) -> Iterator[str]:
     if os.path.isdir(name):
         yield from _in_folder(name)
         return
@@ -137,6 +143,8 @@ def _spread(name: str, column: str | None) -> Iterator[str]:
                 paths += sorted(glob.glob(pattern, recursive=True))
             elif os.path.lexists(pattern):
                 paths.append(pattern)
+        if not paths and allow_missing and not glob.has_magic(name):
+            paths = [name]
         if not paths:
             raise MeshcapError(f"{name} is not there, expected pictures, a folder, a pattern, tar shards or a list")
     for path in paths:

@@ -81,11 +81,11 @@ class Worker:
             yield {"block": [number], "rows": [json.dumps(rows)]}
 
 
-def connect(address: str | None, *, cpus: int | None = None) -> None:
-    """Join a cluster (`auto`, `HOST:PORT`, `ray://HOST:PORT`), or make one of this machine alone.
+def connect(address: str, *, cpus: int | None = None) -> None:
+    """Join a cluster (`auto`, `HOST:PORT`, `ray://HOST:PORT`), or make one of this machine alone (`local`).
 
     Args:
-        cpus: that a cluster of this machine shall think it has; as many as there are by default.
+        cpus: of a cluster of this machine; all of them by default.
 
     Raises:
         MeshcapError: Ray is not installed, or nobody answers.
@@ -100,16 +100,15 @@ def connect(address: str | None, *, cpus: int | None = None) -> None:
     logging.getLogger("ray.data").setLevel(logging.ERROR)  # the command shows its own progress
     if ray.is_initialized():
         return
-    if address is not None and ":" in address:
+    if ":" in address:
         _check_reachable(address)
     try:
-        if address in (None, "local"):
+        if address == "local":
             ray.init(address="local", num_cpus=cpus, _node_ip_address="127.0.0.1", **QUIET)
         else:
             ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, ValueError, RuntimeError) as error:
-        where = address or "here"
-        raise FailedError(f"no Ray cluster answers at {where}: {str(error).splitlines()[0]}") from error
+        raise FailedError(f"no Ray cluster answers at {address}: {str(error).splitlines()[0]}") from error
 
 
 def _check_reachable(address: str) -> None:

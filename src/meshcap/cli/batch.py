@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 import json as json_format
 import os
-import re
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 NAMED = 10  # broken pictures that are named, where a file lists them all
 BATCHES = 4  # of a block: what is lost at most when a job is killed, times the blocks in work
 LANES = 8  # that share a model: more would wait for Python's one lock; --ray has none
-ADDRESS = re.compile(r"auto|local|ray://.+|[\w.-]+:\d+")
 
 
 def batch(
@@ -61,14 +59,12 @@ def batch(
     overwrite_alt: Annotated[
         bool, typer.Option("--overwrite-alt", help="Of --html: replace texts that are there, but alt=''.")
     ] = False,
-    n: Annotated[int, typer.Option("--n", "-n", "--n-best", min=1, help="Captions of each picture.")] = 1,
-    beams: Annotated[
-        int, typer.Option("--beams", "--beam", min=1, help="Hypotheses of a beam search; 1 is greedy.")
-    ] = 5,
+    n: Annotated[int, typer.Option("--n", "-n", min=1, help="Captions of each picture.")] = 1,
+    beams: Annotated[int, typer.Option("--beams", min=1, help="Hypotheses of a beam search; 1 is greedy.")] = 5,
     must: Annotated[
-        list[str] | None, typer.Option("--must", "--mention", help="Must appear; alternatives by |, as in 'dog|puppy'.")
+        list[str] | None, typer.Option("--must", help="Must appear; alternatives by |, as in 'dog|puppy'.")
     ] = None,
-    must_not: Annotated[list[str] | None, typer.Option("--must-not", "--avoid", help="Must not appear.")] = None,
+    must_not: Annotated[list[str] | None, typer.Option("--must-not", help="Must not appear.")] = None,
     max_words: Annotated[
         int | None, typer.Option(min=1, help="Most words of a caption.", show_default="19, or what the model can say")
     ] = None,
@@ -88,8 +84,13 @@ def batch(
         str | None, typer.Option(help="Only this share of the pictures, as 3/8.", show_default="all")
     ] = None,
     ray: Annotated[
-        bool, typer.Option("--ray", help="On a Ray cluster: --ray ADDRESS (auto, ray://HOST:PORT), or here.")
-    ] = False,
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Caption on a Ray cluster: auto, HOST:PORT, ray://HOST:PORT, or local for one of this machine.",
+            show_default="without Ray",
+        ),
+    ] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Of --ray: models at work.", show_default="one a GPU, or a CPU")
     ] = None,
@@ -129,7 +130,7 @@ def batch(
     from meshcap.batch.output import KINDS, Delivery
     from meshcap.cli.progress import progress
 
-    names, address = _address(inputs or [], ray)
+    names = inputs or []
     share = Share() if shard is None else Share.parse(shard)
     kinds = tuple(kind for kind, asked in zip(KINDS, (write_exif, write_xmp, write_iptc), strict=True) if asked)
     table, folder = _places(out)
@@ -162,7 +163,7 @@ def batch(
     from meshcap.decoding import Beam
 
     if ray:
-        connect(address, cpus=None if workers is None else workers * (threads or 1))
+        connect(ray, cpus=None if workers is None else workers * (threads or 1))
         on_gpu = device in ("auto", "cuda") and has_gpu()
         where, precision = options.apply("cpu", "float32", 1, None)  # of this process, which only tries
     else:
@@ -232,17 +233,6 @@ def batch(
             shutil.rmtree(state, ignore_errors=True)
     if job.done and job.done["errors"]:
         raise typer.Exit(1)
-
-
-def _address(inputs: list[str], ray: bool) -> tuple[list[str], str | None]:
-    """Inputs, and the cluster's address among them: an option takes a value always or never, and --ray may stand
-    alone. A file of that name is a file."""
-    if not ray:
-        return inputs, None
-    addresses = [name for name in inputs if ADDRESS.fullmatch(name) and not os.path.lexists(name)]
-    if len(addresses) > 1:
-        raise MeshcapError(f"{' and '.join(addresses)} are addresses of Ray clusters: expected one")
-    return [name for name in inputs if name not in addresses], addresses[0] if addresses else None
 
 
 def _places(out: Path | None) -> tuple[Path | None, Path | None]:

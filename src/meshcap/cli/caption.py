@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import closing
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,18 +15,19 @@ from meshcap.errors import MeshcapError
 
 def caption(
     paths: Annotated[
-        list[Path],
+        list[str],
         typer.Argument(
-            help="Pictures, folders of them, - for one from standard input, or features (.npy, .npz, .safetensors).",
+            metavar="PICTURES...",
+            help="Pictures, folders, patterns, tar shards, lists of paths (.csv, .tsv, .parquet, .txt), - for one "
+            "picture from standard input; or region features (.npy, .npz, .safetensors).",
             show_default=False,
         ),
     ],
     model: options.Model = "default",
-    recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Also folders inside folders.")] = False,
-    n: Annotated[int, typer.Option("--n", "-n", "--n-best", min=1, help="Captions of each picture.")] = 1,
+    n: Annotated[int, typer.Option("--n", "-n", min=1, help="Captions of each picture.")] = 1,
     beams: Annotated[
         int | None,
-        typer.Option("--beams", "--beam", min=1, help="Hypotheses of the search; 1 is greedy.", show_default="5"),
+        typer.Option("--beams", min=1, help="Hypotheses of the search; 1 is greedy.", show_default="5"),
     ] = None,
     groups: Annotated[int, typer.Option(min=1, help="Groups of beams that avoid each other's words.")] = 1,
     sample: Annotated[bool, typer.Option("--sample", help="Draw words at random instead of searching.")] = False,
@@ -36,9 +36,9 @@ def caption(
     top_p: Annotated[float, typer.Option(help="Of --sample: among the likeliest words that reach p.")] = 1.0,
     must: Annotated[
         list[str] | None,
-        typer.Option("--must", "--mention", help="Must appear; alternatives by |, as in 'dog|puppy'."),
+        typer.Option("--must", help="Must appear; alternatives by |, as in 'dog|puppy'."),
     ] = None,
-    must_not: Annotated[list[str] | None, typer.Option("--must-not", "--avoid", help="Must not appear.")] = None,
+    must_not: Annotated[list[str] | None, typer.Option("--must-not", help="Must not appear.")] = None,
     max_words: Annotated[
         int | None, typer.Option(min=1, help="Most words of a caption.", show_default="19, or what the model can say")
     ] = None,
@@ -87,7 +87,7 @@ def caption(
         no_repeat_ngram=no_repeat_ngram,
         good_endings=good_endings,
     )
-    asked, alone = sources(paths, recursive=recursive)
+    asked, alone = sources(paths)
 
     from meshcap.captioner import Captioner
     from meshcap.cli.caption_lines import Lines, draw, watched

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import glob
 import io
 import os
 import sys
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshcap.batch.inputs import list_pictures
+from meshcap.data.shards import TarSource
 from meshcap.errors import MeshcapError
 
 if TYPE_CHECKING:
@@ -26,35 +27,31 @@ class StandardInput(io.BytesIO):
         return "-"
 
 
-Asked = Path | StandardInput
+Asked = str | TarSource | StandardInput
 Told = tuple[Any, "Caption | MeshcapError"]
 
 
-def sources(paths: Sequence[Path], *, recursive: bool) -> tuple[list[Asked], bool]:
-    """Pictures in order, those inside folders by name; and whether one picture alone was named.
+def sources(names: Sequence[str]) -> tuple[list[Asked], bool]:
+    """Pictures in order, each once, listed as `meshcap batch` lists them; and whether one picture alone was named.
 
-    A file that is missing among others is told later, as a broken one is: the others are worth their captions.
+    A file that is missing among others is reported later, as a broken one is.
 
     Raises:
         MeshcapError: a folder without pictures, a pattern that matches nothing, no file at all, standard input without
-            a picture or asked for twice.
+            a picture or given twice.
     """
+    if names.count("-") > 1:
+        raise MeshcapError("- was given twice, and standard input holds one picture")
     found: list[Asked] = []
-    for path in paths:
-        if str(path) == "-":
-            if any(isinstance(one, StandardInput) for one in found):
-                raise MeshcapError("- was given twice, and standard input holds one picture")
+    pipe = [names.index("-")] if "-" in names else []
+    parts = [names[: pipe[0]], names[pipe[0] + 1 :]] if pipe else [names]
+    for number, part in enumerate(parts):
+        if number:
             found.append(piped())
-        elif path.is_dir():
-            found += in_folder(path, recursive)
-        elif not os.path.lexists(path) and glob.has_magic(str(path)):
-            found += matches(path, recursive)
-        else:
-            found.append(path)
-    if not any(isinstance(one, StandardInput) or one.exists() for one in found):
+        found += [picture.source() or picture.path for picture in list_pictures(part, allow_missing=True)]
+    if not any(not isinstance(one, str) or os.path.exists(one) for one in found):
         raise MeshcapError(f"{found[0]} is not a file: expected pictures, folders of them, or - for standard input")
-    alone = len(paths) == len(found) == 1 and (isinstance(found[0], StandardInput) or found[0] == paths[0])
-    return found, alone
+    return found, len(names) == len(found) == 1 and str(found[0]) == names[0]
 
 
 def piped() -> StandardInput:
@@ -66,37 +63,8 @@ def piped() -> StandardInput:
     return StandardInput(content)
 
 
-def in_folder(folder: Path, recursive: bool) -> list[Path]:
-    inside = list(pictures_in(folder, recursive))
-    if not inside:
-        deeper = "" if recursive else "; --recursive looks into the folders inside it, too"
-        raise MeshcapError(f"{folder} is a folder without pictures: expected some{deeper}")
-    return inside
-
-
-def pictures_in(folder: Path, recursive: bool) -> Iterator[Path]:
-    """By name; hidden files and folders are left alone."""
-    from meshcap.vision.pictures import is_picture_path
-
-    for place, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if recursive and not name.startswith("."))
-        for name in sorted(files):
-            if not name.startswith(".") and is_picture_path(name):
-                yield Path(place, name)
-
-
-def matches(pattern: Path, recursive: bool) -> list[Path]:
-    """What a pattern stands for that came here unexpanded: some shells leave that to the program."""
-    found: list[Path] = []
-    for path in map(Path, sorted(glob.glob(str(pattern)))):
-        found += in_folder(path, recursive) if path.is_dir() else [path]
-    if not found:
-        raise MeshcapError(f"{pattern} matches no file: expected pictures, or folders of them")
-    return found
-
-
 def told(
-    captioner: Captioner | Exported, asked: Sequence[Asked], batch: int, wishes: dict[str, Any]
+    captioner: Captioner | Exported, asked: Sequence[Any], batch: int, wishes: dict[str, Any]
 ) -> Generator[Told, None, None]:
     """Every source with its caption, or with why there is none, as soon as it is known.
 
@@ -110,7 +78,7 @@ def told(
     if isinstance(captioner, OfExport):  # which looks at pictures alone
         yield from exported_stream(captioner, asked, batch=batch, **wishes)
         return
-    features = [one for one in asked if isinstance(one, Path) and one.suffix in SUFFIXES]
+    features = [Path(one) for one in asked if isinstance(one, str) and one.endswith(tuple(SUFFIXES))]
     if features and len(features) < len(asked):
         raise MeshcapError(f"{features[0]} holds region features and others are pictures: expected one kind")
     if features:

@@ -60,15 +60,14 @@ def export(
 
 
 def pictures_of(paths: list[Path]) -> list[Path]:
-    from meshcap.cli.caption_sources import sources
+    from meshcap.batch.inputs import list_pictures
     from meshcap.vision.pictures import read_picture
 
     if Path("-") in paths:
         raise MeshcapError("--check needs pictures to caption twice: give files, not standard input")
     if not paths:
         return []
-    asked, _ = sources(paths, recursive=False)
-    found = [one for one in asked if isinstance(one, Path)]
+    found = [Path(one.path) for one in list_pictures([str(path) for path in paths]) if one.tar is None]
     for path in found:  # now, and not after a minute of exporting
         read_picture(path)
     return found

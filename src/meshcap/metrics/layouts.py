@@ -163,7 +163,7 @@ def _of_records(path: object, records: Iterable[tuple[int, object]], unit: str) 
         assert isinstance(record, dict)
         value = record[columns[1]]
         captions = [value] if isinstance(value, str) else value
-        others = record.get("alternatives")  # what `meshcap caption --n-best` writes beside the best one
+        others = record.get("alternatives")  # what `meshcap caption --n` writes beside the best one
         if isinstance(captions, list) and _objects(others):
             captions = captions + [other.get("caption") for other in others]
         if not _strings(captions):
