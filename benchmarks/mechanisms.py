@@ -43,8 +43,8 @@ from benchmarks.mechanisms_results import (
 from benchmarks.side_by_side import Job, Work, failures, in_turn, side_by_side
 from meshcap.cli.train import with_others
 from meshcap.data import Sample, read_dataset
-from meshcap.data.pool import cores
-from meshcap.data.without import without
+from meshcap.data.dataset import without
+from meshcap.data.workers import cores
 from meshcap.decoding import Beam
 from meshcap.errors import FailedError, MeshcapError
 from meshcap.files import write_text

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
-from meshcap.data.pool import leave_with_parent
+from meshcap.data.workers import leave_with_parent
 from meshcap.errors import MeshcapError
 
 Job = tuple[str, int]  # a case's name and a seed

@@ -40,7 +40,7 @@ from meshcap.training.tasks import CrossEntropy, Parts, SelfCritical, Task
 from meshcap.training.trainer import Trainer
 from meshcap.training.xe import xe_loss
 from meshcap.vision import Vision, create_vision
-from meshcap.vision.base import grid_boxes
+from meshcap.vision.backbone import grid_boxes
 
 WORDS = 10_201  # of the paper's vocabulary
 CELLS, WIDTH = 64, 1280  # what the embedded backbone makes of 256 pixels

@@ -1,4 +1,4 @@
-"""Writing files and folders whole: readers see the old one or the new one, never half of either.
+"""Writing files and folders whole: readers see the old one or the new one, never half of either. Reading text.
 
 Everything that meshcap writes goes through here. A file is written under an unpredictable name beside its place,
 flushed to the disk and renamed. The name is created exclusively and never through a link: in a folder that others can
@@ -8,13 +8,17 @@ write to, nobody can redirect the output. What a killed process leaves behind en
 from __future__ import annotations
 
 import glob
+import gzip
+import json
 import os
 import secrets
 import shutil
 import stat
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from meshcap.errors import MeshcapError
 
@@ -163,3 +167,43 @@ def _put_in_place(part: Path, path: Path) -> None:
 def _flush(path: Path) -> None:
     with open(path, "rb") as file:
         os.fsync(file.fileno())
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """A UTF-8 text file, gzipped or not, without its byte order mark.
+
+    Raises:
+        MeshcapError: it cannot be read, is damaged, or is not UTF-8.
+    """
+    try:
+        raw = Path(path).read_bytes()
+    except OSError as error:
+        raise MeshcapError(f"{path} cannot be read: {error.strerror or error}") from None
+    if raw[:2] == b"\x1f\x8b":
+        try:
+            raw = gzip.decompress(raw)
+        except (OSError, EOFError, zlib.error) as error:
+            raise MeshcapError(f"{path} is a damaged gzip file ({error}): truncated?") from None
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        found = f"byte {raw[error.start]:#04x} at {error.start:,}"
+        raise MeshcapError(f"{path} is not UTF-8 text ({found}), expected UTF-8") from None
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """The JSON value in a file, gzipped or not.
+
+    Raises:
+        MeshcapError: it cannot be read, or is not JSON.
+    """
+    try:
+        return json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, MeshcapError):
+            raise
+        raise MeshcapError(f"{path} is not JSON ({why_not_json(error)})") from None
+
+
+def why_not_json(error: BaseException) -> str:
+    return "nested too deeply" if isinstance(error, RecursionError) else str(error)

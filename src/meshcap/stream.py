@@ -22,8 +22,8 @@ from torch import Tensor
 from meshcap.captioner import Caption, Captioner
 from meshcap.errors import MeshcapError
 from meshcap.regions import Regions
-from meshcap.vision.base import Preprocess
 from meshcap.vision.pictures import Source, read_picture
+from meshcap.vision.preprocess import Preprocess
 
 AHEAD = 2  # batches that are being read while one is captioned
 

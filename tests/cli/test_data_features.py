@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from meshcap.cli import data_features
 from meshcap.cli.data_features import features
+from meshcap.data.features import open_features
 from meshcap.errors import MeshcapError
 from meshcap.vision import create_vision, read_picture, save_vision
-from meshcap.vision.precomputed import open_features
 
 NAMES = [f"scene{number}" for number in range(5)]
 

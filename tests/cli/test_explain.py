@@ -10,7 +10,7 @@ import tiny
 from meshcap import Captioner
 from meshcap.data.draw import draw_scene
 from meshcap.text import Vocabulary
-from meshcap.vision.patches import Patches
+from meshcap.vision.backbone import Patches
 from tiny_data import call
 
 WORDS = ["<unk>", "<pad>", "<bos>", "<eos>", "a", "dog", "'s", "red", "ball", "of"]

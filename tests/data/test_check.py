@@ -21,8 +21,8 @@ from meshcap.data import fingerprints as prints
 from meshcap.data.check import Report, check
 from meshcap.data.dataset import FileSource
 from meshcap.data.fingerprints import close_hashes, differing_bits, fingerprint, near_duplicates
-from meshcap.data.pool import spread
 from meshcap.data.shapes import BACKGROUNDS, draw_gradient, draw_shape
+from meshcap.data.workers import spread
 from meshcap.errors import MeshcapError
 
 
@@ -306,7 +306,7 @@ def test_a_killed_worker_is_told() -> None:
 
 ENDLESS = """
 import time
-from meshcap.data.pool import spread
+from meshcap.data.workers import spread
 if __name__ == "__main__":
     list(spread(time.sleep, [0.01] * 100_000, workers=2))
 """

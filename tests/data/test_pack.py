@@ -16,11 +16,10 @@ from PIL import Image, ImageChops
 from torch import Tensor
 
 from meshcap.data import read_dataset
-from meshcap.data.pack import PackSettings, pack
-from meshcap.data.packing import MANIFEST, Pack
-from meshcap.data.shard_writer import keys_of
+from meshcap.data.pack import MANIFEST, Pack, PackSettings, pack
+from meshcap.data.shards import keys_of
 from meshcap.errors import MeshcapError
-from meshcap.vision.base import Preprocess
+from meshcap.vision.preprocess import Preprocess
 
 SETTINGS = PackSettings(size=48, quality=60)
 SHARD_MB = 0.02  # several pictures a shard, several shards a split

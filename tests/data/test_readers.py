@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from meshcap.data import Dataset, read_dataset
-from meshcap.data.dataset import FileSource, hashed_split
-from meshcap.data.locate import PICTURES, expand_braces
-from meshcap.data.splits import hashed_splits, split_in_name
+from meshcap.data.dataset import FileSource, hashed_split, hashed_splits, split_in_name
+from meshcap.data.read import expand_braces
 from meshcap.errors import MeshcapError
 
 # name -> split, captions
@@ -264,11 +263,6 @@ def test_braces() -> None:
     assert expand_braces("{x,y}-{00..01}") == ["x-00", "x-01", "y-00", "y-01"]
     assert expand_braces("no{thing}") == ["no{thing}"]
 
-
-def test_picture_endings_are_those_that_can_be_read() -> None:
-    from meshcap.vision.pictures import SUFFIXES
-
-    assert set(PICTURES) == SUFFIXES
 
 
 # Splits by hash

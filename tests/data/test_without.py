@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from meshcap.data import Dataset, Sample
-from meshcap.data.without import without
+from meshcap.data.dataset import without
 from meshcap.errors import MeshcapError
 
 SAMPLES = [Sample(str(n), ("a",), "val" if n == 5 else "train", None) for n in range(6)]

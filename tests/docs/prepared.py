@@ -133,8 +133,8 @@ def captioner() -> Captioner:
 def public(folder: Path) -> None:
     """What belongs to the public M²: checkpoint, pickled vocabulary, features, and the folder that they become."""
     from meshcap.data import read_dataset
+    from meshcap.data.features import as_name
     from meshcap.models.reference import read_reference
-    from meshcap.vision.feature_layouts import as_name
 
     shutil.copy(CHECKPOINT, folder / "meshed_memory_transformer.pth")
     words = [*SPECIAL, *SAID, *(f"word{n}" for n in range(CHECKPOINT_WORDS - len(SPECIAL) - len(SAID)))]

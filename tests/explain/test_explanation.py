@@ -16,7 +16,7 @@ from meshcap.evaluation.calibration import Calibration
 from meshcap.explain import explain
 from meshcap.models import CaptionModel
 from meshcap.text import Vocabulary
-from meshcap.vision.patches import Patches
+from meshcap.vision.backbone import Patches
 
 WORDS = ["<unk>", "<pad>", "<bos>", "<eos>", "a", "dog", "'s", "red", "ball", "of"]
 

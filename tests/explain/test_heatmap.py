@@ -7,7 +7,8 @@ from PIL import Image
 
 from meshcap.errors import MeshcapError
 from meshcap.explain.heatmap import DARK, DARKEST, UNSEEN, as_grid, brightest_place, heat_field, overlay, with_overlay
-from meshcap.vision.base import Preprocess, grid_boxes
+from meshcap.vision.backbone import grid_boxes
+from meshcap.vision.preprocess import Preprocess
 
 CELLS = grid_boxes(4, 4)
 

@@ -18,7 +18,7 @@ from meshcap.explain import Explanation, explain
 from meshcap.explain.heatmap import draw_sheet, write_sheet
 from meshcap.explain.page import page, percent, write_page
 from meshcap.text import Vocabulary
-from meshcap.vision.patches import Patches
+from meshcap.vision.backbone import Patches
 
 EVIL = "<script>alert('x')</script>"
 WORDS = ["<unk>", "<pad>", "<bos>", "<eos>", "a", "dog", EVIL, "red", "ball", "of"]

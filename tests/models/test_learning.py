@@ -19,7 +19,7 @@ from meshcap.models.recurrent import Carry, Cell, Looks, RecurrentCaptioner, Rec
 from meshcap.regions import Regions
 from meshcap.text import Vocabulary
 from meshcap.training.xe import xe_loss
-from meshcap.vision.patches import Patches
+from meshcap.vision.backbone import Patches
 
 CAPTIONERS = {name: (name, {}) for name in MODELS} | {
     "show-attend-tell-hard": ("show-attend-tell", {"attention": "hard", "entropy": 0.01}),

@@ -12,7 +12,7 @@ from meshcap.runtime.facts import FACTS, Facts, Part
 PART = Part(name="keys", dtype="float32", shape=(2, "3*pictures", "places"), seen=False, changes=True, follows=False)
 WHOLE = Facts(
     model="m2", bits=32, vocab_size=10, max_length=9, unk=0, pad=1, bos=2, eos=3, size=12, geometry="crop",
-    through=8, state=(PART,),
+    pre_resize=8, state=(PART,),
 )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ class Eager:
         config = model.config
         self.facts = Facts(
             model=model.name, bits=32, vocab_size=config.vocab_size, max_length=config.max_length, unk=config.unk,
-            pad=config.pad, bos=config.bos, eos=config.eos, size=8, geometry="squash", through=0, state=self.parts,
+            pad=config.pad, bos=config.bos, eos=config.eos, size=8, geometry="squash", pre_resize=0, state=self.parts,
         )  # fmt: skip
 
     @torch.no_grad()

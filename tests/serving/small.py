@@ -19,7 +19,7 @@ from meshcap.serving.fetch import Fetcher
 from meshcap.serving.limits import Limits
 from meshcap.serving.service import Service
 from meshcap.text import Vocabulary
-from meshcap.vision.patches import Patches
+from meshcap.vision.backbone import Patches
 
 WORDS = ["<unk>", "<pad>", "<bos>", "<eos>", "a", "dog", "'s", "red", "ball", "of"]
 CELLS = 4

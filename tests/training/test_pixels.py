@@ -12,13 +12,13 @@ import tiny_data
 from meshcap.data import read_dataset
 from meshcap.data.dataset import FileSource, Sample
 from meshcap.data.draw import draw_scene
-from meshcap.data.pool import ahead_of_reader
+from meshcap.data.workers import ahead_of_reader
 from meshcap.errors import MeshcapError
 from meshcap.training import pixels as pixels_module
 from meshcap.training.eyes import Kept, Looking, see
 from meshcap.training.pixels import Pixels, decoded, free_memory, where_to_keep
 from meshcap.vision import create_vision
-from meshcap.vision.base import Preprocess
+from meshcap.vision.preprocess import Preprocess
 
 CPU = torch.device("cpu")
 SMALL = Preprocess(size=16)

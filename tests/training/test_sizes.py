@@ -16,7 +16,7 @@ from meshcap.text import Vocabulary
 from meshcap.training.blend import unpacked
 from meshcap.training.sizes import at_size, resized
 from meshcap.vision import create_vision
-from meshcap.vision.base import Preprocess
+from meshcap.vision.preprocess import Preprocess
 
 
 @pytest.fixture
@@ -41,16 +41,16 @@ def test_the_same_eyes_see_more_cells() -> None:
 
 def test_through_a_smaller_square() -> None:
     picture = draw_scene(5, 300).image.convert("RGB").resize((300, 200))
-    way = Preprocess(size=64, through=32)
+    way = Preprocess(size=64, pre_resize=32)
     small = picture.resize((32, 32), Image.Resampling.BICUBIC, reducing_gap=3.0)
     assert torch.equal(way.pixels(picture), Preprocess(size=64).pixels(small))
     assert not torch.equal(way.pixels(picture), Preprocess(size=64).pixels(picture))
     # Of a crop, the middle is cut out once.
-    cropped = Preprocess(size=64, geometry="crop", through=32).pixels(picture)
+    cropped = Preprocess(size=64, geometry="crop", pre_resize=32).pixels(picture)
     middle = picture.resize((32, 32), Image.Resampling.BICUBIC, box=(50, 0, 250, 200), reducing_gap=3.0)
     assert torch.equal(cropped, Preprocess(size=64).pixels(middle))
-    with pytest.raises(MeshcapError, match="through is -1"):
-        Preprocess(through=-1)
+    with pytest.raises(MeshcapError, match="pre_resize is -1"):
+        Preprocess(pre_resize=-1)
 
 
 def test_eyes_of_one_size_and_no_eyes(folder: Path) -> None:
@@ -70,7 +70,7 @@ def test_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     out = tmp_path / "new"
     assert tiny_data.call(["sizes", str(folder), "--sizes", "64", "--through", "32", "--out", str(out)]) == 0
     found, before = unpacked(out), unpacked(folder)
-    assert (found.vision.preprocess.size, found.vision.preprocess.through) == (64, 32)
+    assert (found.vision.preprocess.size, found.vision.preprocess.pre_resize) == (64, 32)
     for part in ("model", "vision"):
         one, other = getattr(found, part).state_dict(), getattr(before, part).state_dict()
         assert all(torch.equal(one[name], other[name]) for name in other)
@@ -83,7 +83,7 @@ def test_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
         (["--sizes", "48,64", "--out", "new"], "2 sizes were given"),
         (["--sizes", "big", "--out", "new"], "--sizes 'big'"),
         (["--sizes", "4", "--out", "new"], "size is 4"),
-        (["--sizes", "64", "--through", "-3", "--out", "new"], "through is -3"),
+        (["--sizes", "64", "--through", "-3", "--out", "new"], "pre_resize is -3"),
         (["--sizes", "64", "--out", "."], "not an empty folder"),
     ],
 )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image, ImageFile
 
 from meshcap.errors import MeshcapError
@@ -16,7 +17,9 @@ from meshcap.vision.pictures import is_picture_path, read_picture
 
 # Smooth, so that lossy formats stay near it; different in every direction.
 COLOURS = np.stack(np.meshgrid(np.linspace(0, 250, 40), np.linspace(20, 220, 24)), -1)
-COLOURS = np.concatenate((COLOURS, 255 - COLOURS[..., :1] / 2), -1).astype(np.uint8)  # (24, 40, 3)
+COLOURS = np.concatenate((COLOURS, 255 - COLOURS[..., :1] / 2), -1).astype(
+    np.uint8
+)  # (24, 40, 3)
 
 
 def encoded(image: Image.Image, form: str, **options: object) -> bytes:
@@ -122,7 +125,9 @@ def test_cameras_are_held_in_eight_ways(form: str, orientation: int) -> None:
 def test_damaged_exif_does_not_damage_the_picture() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow tells of it
-        got = pixels(encoded(Image.fromarray(COLOURS), "JPEG", exif=b"Exif\0\0MM\0*\0\0\0\x08\xff\xff\x01\x12broken"))
+        got = pixels(
+            encoded(Image.fromarray(COLOURS), "JPEG", exif=b"Exif\0\0MM\0*\0\0\0\x08\xff\xff\x01\x12broken")
+        )
     assert got.shape == COLOURS.shape
 
 
@@ -378,3 +383,82 @@ def test_in_threads() -> None:
 def test_names() -> None:
     assert all(is_picture_path(name) for name in ("a.jpg", "B.JPEG", Path("c/d.webp"), "e.heic", "f.tif"))
     assert not any(is_picture_path(name) for name in ("a.txt", "jpg", ".jpg", "b.jpg.part", "c.svg"))
+
+
+# Numbers of other kinds become the 8 bits that they mean.
+
+RAMP = np.arange(256, dtype=np.uint8).reshape(16, 16)
+SMALL_COLOURS = np.random.default_rng(0).integers(0, 256, (24, 40, 3), np.uint8)
+
+
+def arrays_pixels(source: object) -> np.ndarray:
+    picture = read_picture(source)
+    assert picture.mode == "RGB"
+    return np.asarray(picture)
+
+
+def arrays_encoded(image: Image.Image, form: str) -> bytes:
+    file = io.BytesIO()
+    image.save(file, form)
+    return file.getvalue()
+
+
+def test_arrays() -> None:
+    for same in (
+        SMALL_COLOURS,
+        SMALL_COLOURS.astype(np.uint16) * 257,
+        (SMALL_COLOURS / 255).astype(np.float32),
+        SMALL_COLOURS / 255,
+        torch.from_numpy(SMALL_COLOURS),
+        torch.from_numpy(SMALL_COLOURS).permute(2, 0, 1),
+        (torch.from_numpy(SMALL_COLOURS) / 255).permute(2, 0, 1).requires_grad_(),
+        np.asfortranarray(SMALL_COLOURS),
+    ):
+        np.testing.assert_array_equal(arrays_pixels(same), SMALL_COLOURS)
+    for same in (RAMP, RAMP[..., None], torch.from_numpy(RAMP)[None], RAMP.astype(np.uint16) * 257, RAMP / 255):
+        np.testing.assert_array_equal(arrays_pixels(same), grey(RAMP))
+    np.testing.assert_array_equal(arrays_pixels(RAMP > 99), grey(np.where(RAMP > 99, 255, 0)))
+    np.testing.assert_array_equal(arrays_pixels(np.array([[1.04, -0.03, 0.5]])), grey(np.array([[255, 0, 128]])))
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (np.zeros((2, 3, 5), np.uint8), "shape (2, 3, 5), expected (H, W)"),
+        (np.zeros((0, 3, 3), np.uint8), "shape (0, 3, 3)"),
+        (np.zeros(7, np.uint8), "shape (7,)"),
+        (torch.zeros(2, 3, 8, 8), "shape (2, 3, 8, 8)"),
+        (np.full((2, 2), 200.0), "floats from 200 to 200, expected 0 to 1"),
+        (np.full((2, 2), np.nan), "floats from nan"),
+        (np.zeros((2, 2), np.int64), "int64, expected uint8"),
+        (7, "given as int, expected a path"),
+    ],
+)
+def test_numbers_that_are_no_picture(given: object, told: str) -> None:
+    with pytest.raises(MeshcapError) as caught:
+        read_picture(given)
+    assert told in str(caught.value)
+
+
+def test_sixteen_bits_are_scaled_and_not_clipped() -> None:
+    deep = (RAMP.astype(np.uint16) * 257).astype(np.uint16)
+    image = Image.fromarray(deep)
+    assert image.mode == "I;16"
+    for source in (image, arrays_encoded(image, "PNG"), arrays_encoded(image, "TIFF"), image.convert("I")):
+        np.testing.assert_array_equal(arrays_pixels(source), grey(RAMP))
+    pgm = b"P5 16 16 65535\n" + deep.astype(">u2").tobytes()
+    np.testing.assert_array_equal(arrays_pixels(pgm), grey(RAMP))
+    np.testing.assert_array_equal(
+        arrays_pixels(np.array([[128, 129, 65406, 65407]], np.uint16))[0, :, 0], [0, 1, 254, 255]
+    )
+
+
+def test_deeper_than_that() -> None:
+    wide = RAMP.astype(np.int32) * 1_000_000 - 7
+    np.testing.assert_array_equal(arrays_pixels(Image.fromarray(wide)), grey(RAMP))
+    for scale in (1 / 255, 1.0, 300.0):
+        image = Image.fromarray(RAMP.astype(np.float32) * np.float32(scale))
+        assert image.mode == "F"
+        np.testing.assert_array_equal(arrays_pixels(arrays_encoded(image, "TIFF")), grey(RAMP))
+    assert (arrays_pixels(Image.fromarray(np.full((2, 2), 0.5, np.float32))) == 128).all()
+    assert np.array_equal(arrays_pixels(Image.fromarray(np.array([[np.nan, 1.0]], np.float32)))[0, :, 0], [0, 255])

@@ -16,7 +16,7 @@ from meshcap.errors import MeshcapError
 from meshcap.files import write_text
 
 if TYPE_CHECKING:
-    from meshcap.data.packing import Pack
+    from meshcap.data.pack import Pack
 
 app = typer.Typer(help="Look over, pack and draw datasets. Example: meshcap data check photos/", no_args_is_help=True)
 
@@ -56,7 +56,7 @@ def check(
         raise MeshcapError("--fast opens no picture, so it finds none to leave out: give one of --fast, --leave-out")
     dataset = read_dataset(data, pictures=pictures)
     if without is not None:
-        from meshcap.data.without import without as leave
+        from meshcap.data.dataset import without as leave
 
         dataset = leave(dataset, without)
     with _progress("looking at pictures", len(dataset)) as progress:

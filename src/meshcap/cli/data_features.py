@@ -61,7 +61,7 @@ def features(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from meshcap.vision.feature_writer import FeatureWriter
+    from meshcap.data.feature_writer import FeatureWriter
 
     if dtype == "int8":
         raise MeshcapError("--dtype int8 is for captioning: use float32, bfloat16 or float16 here")
@@ -131,7 +131,7 @@ def picture_sources(data: Path, pictures: Path | None, split: str | None) -> dic
     """
     from meshcap.data import read_dataset
     from meshcap.data.dataset import FileSource
-    from meshcap.data.locate import dataset_files
+    from meshcap.data.read import dataset_files
     from meshcap.vision.pictures import is_picture_path
 
     if data.is_dir() and pictures is None and split is None:

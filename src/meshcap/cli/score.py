@@ -55,10 +55,10 @@ def score(
     """
     from rich.console import Console
 
-    from meshcap.metrics import compare, read_candidates, read_references
+    from meshcap.data.caption_files import read_candidates, read_references, read_training
+    from meshcap.metrics import compare
     from meshcap.metrics import score as score_captions
     from meshcap.metrics.hallucination import Synonyms, read_objects
-    from meshcap.metrics.readers import read_training
 
     if synonyms and not objects:
         raise MeshcapError("--synonyms is for CHAIR, which needs --objects")

@@ -15,7 +15,7 @@ from meshcap.errors import MeshcapError
 def sizes(
     model: Annotated[str, typer.Argument(help="A model folder, or default.")],
     sizes: Annotated[str, typer.Option(help="Pixels along a side of what the eyes read; several to compare them.")],
-    through: Annotated[
+    pre_resize: Annotated[
         int | None,
         typer.Option(help="First shrink pictures to so many pixels, as those were that it learned from; 0: do not."),
     ] = None,
@@ -40,7 +40,7 @@ def sizes(
     chosen = read_sizes(sizes)
     check(chosen, data, out, what="sizes")
     captioner = unpacked(model)
-    variants = [(size, at_size(captioner, size, through)) for size in chosen]  # refused before anything is scored
+    variants = [(size, at_size(captioner, size, pre_resize)) for size in chosen]  # refused before anything is scored
     if out is not None:
         write_whole(out, variants[0][1], 32, card=Path(model) / "README.md")
         typer.echo(f"{out}: {model}, shown pictures of {chosen[0]} pixels", err=json)

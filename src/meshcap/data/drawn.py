@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from meshcap.data.draw import SMALLEST_PICTURE, Scene, draw_scene
-from meshcap.data.packing import Failed, Pack, write_dataset
-from meshcap.data.pool import spread
-from meshcap.data.shard_writer import Packed
+from meshcap.data.pack import Failed, Pack, write_dataset
+from meshcap.data.shards import Packed
 from meshcap.data.tell import Thing
+from meshcap.data.workers import spread
 from meshcap.errors import MeshcapError
 
 # Where the numbers of each split begin; a seed's are a billion apart. Test and val come first, so that they are the

@@ -19,19 +19,18 @@ from torch import Tensor
 
 from meshcap.data import Dataset, read_dataset
 from meshcap.data.dataset import Sample
+from meshcap.data.features import FeatureStore, open_features
 from meshcap.errors import MeshcapError
 from meshcap.evaluation.calibration import FEWEST
 from meshcap.evaluation.calibration_fit import Trial, try_calibration
 from meshcap.evaluation.drawing import trial_drawing
 from meshcap.evaluation.page import ReportContent, SampleCard, picks, write_report
-from meshcap.files import write_text
+from meshcap.files import read_json, write_text
 from meshcap.metrics import Result, score
-from meshcap.metrics.layouts import read_json
 from meshcap.metrics.names import DEFAULT
 from meshcap.regions import Regions
-from meshcap.vision.base import Preprocess
 from meshcap.vision.pictures import read_picture
-from meshcap.vision.precomputed import FeatureStore, open_features
+from meshcap.vision.preprocess import Preprocess
 
 if TYPE_CHECKING:
     from meshcap.captioner import Caption, Captioner

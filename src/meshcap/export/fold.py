@@ -1,6 +1,6 @@
 """A vision whose normalisations are part of its convolutions: the same numbers, nothing left to compute twice.
 
-`meshcap.vision.folded` does this for torch on a CPU, in a layout that only torch knows; here weights stay plain.
+`meshcap.vision.efficientnet` does this for torch on a CPU, in a layout that only torch knows; here weights stay plain.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from meshcap.errors import MeshcapError
 from meshcap.vision import Vision
-from meshcap.vision.efficientnet import Convolution
-from meshcap.vision.folded import FoldedConvolution, padded
+from meshcap.vision.efficientnet import Convolution, FoldedConvolution, padded
 
 
 class PlainConvolution(nn.Module):

@@ -125,7 +125,7 @@ def facts_of(model: CaptionModel, vision: Vision, parts: tuple[Part, ...], bits:
         eos=config.eos,
         size=vision.preprocess.size,
         geometry=vision.preprocess.geometry,
-        through=vision.preprocess.through,
+        pre_resize=vision.preprocess.pre_resize,
         state=parts,
     )
 

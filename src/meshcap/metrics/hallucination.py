@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy
 
 from meshcap.errors import MeshcapError
+from meshcap.files import read_json, read_text
 from meshcap.metrics.bootstrap import Array, Measure
-from meshcap.metrics.layouts import read_json, read_text
 from meshcap.metrics.objects import COCO_OBJECTS, DOUBTFUL, FOLLOWS, IRREGULAR, NO_OBJECTS
 
 Tokens = Sequence[str]
@@ -43,7 +43,7 @@ class Synonyms:
     def read(cls, path: str | os.PathLike[str]) -> Synonyms:
         """The layout of CHAIR's own file: an object a line, its name first, then its synonyms, between commas."""
         phrases: dict[tuple[str, ...], str | None] = {}
-        for number, line in enumerate(read_text(path)[1].splitlines(), start=1):
+        for number, line in enumerate(read_text(path).splitlines(), start=1):
             words = [phrase.strip().lower() for phrase in line.split(",")]
             if words == [""]:
                 continue

@@ -18,7 +18,7 @@ from meshcap.runtime.search import Beam, Found, Graphs, search
 from meshcap.text import Vocabulary
 from meshcap.text.endings import BAD_ENDINGS
 from meshcap.vision.pictures import Source, read_picture
-from meshcap.vision.shown import shown
+from meshcap.vision.preprocess import to_square
 
 VOCABULARY = "vocabulary.json"
 
@@ -60,8 +60,8 @@ class Captioner:
         """What `see` reads of pictures: uint8 (B, 3, size, size)."""
         if not pictures:
             raise MeshcapError("no pictures given: expected at least one")
-        size, geometry, through = self.facts.size, self.facts.geometry, self.facts.through
-        squares = [shown(read_picture(one, at_least=size), size, geometry, through) for one in pictures]
+        size, geometry, pre_resize = self.facts.size, self.facts.geometry, self.facts.pre_resize
+        squares = [to_square(read_picture(one, at_least=size), size, geometry, pre_resize) for one in pictures]
         return np.ascontiguousarray(np.stack([np.asarray(one) for one in squares]).transpose(0, 3, 1, 2))
 
     @overload

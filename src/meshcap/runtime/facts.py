@@ -90,7 +90,7 @@ class Facts:
     eos: int
     size: int  # pixels of the square that `see` reads
     geometry: str
-    through: int  # see `Preprocess`
+    pre_resize: int  # see `Preprocess`
     state: tuple[Part, ...]
 
     def to_json(self) -> str:

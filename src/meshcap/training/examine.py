@@ -12,6 +12,7 @@ from PIL import Image
 
 from meshcap.captioner import Caption, Captioner
 from meshcap.data.dataset import Sample
+from meshcap.data.features import FeatureStore
 from meshcap.decoding import Beam
 from meshcap.errors import MeshcapError
 from meshcap.metrics import Result, score
@@ -22,7 +23,6 @@ from meshcap.training.pixels import Pixels
 from meshcap.training.tasks import Parts, autocast
 from meshcap.training.track import Sample as Example
 from meshcap.vision.pictures import read_picture
-from meshcap.vision.precomputed import FeatureStore
 
 SHOWN = 256  # pixels of a picture that people look at
 

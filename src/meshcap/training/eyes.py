@@ -12,12 +12,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from meshcap.data.features import FeatureStore
 from meshcap.regions import Regions
 from meshcap.training.augment import augment
 from meshcap.training.compress import compress_some
 from meshcap.training.pixels import Pixels
-from meshcap.vision.base import Vision
-from meshcap.vision.precomputed import FeatureStore
+from meshcap.vision.backbone import Vision
 
 View = Regions | Tensor  # Regions, or pixels that the vision has yet to look at
 

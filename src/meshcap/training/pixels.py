@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from meshcap.data.dataset import Sample
-from meshcap.data.pool import ahead_of_reader, cores, spread
+from meshcap.data.workers import ahead_of_reader, cores, spread, squares_into
 from meshcap.errors import MeshcapError
-from meshcap.vision.base import Preprocess
 from meshcap.vision.pictures import read_picture
-from meshcap.vision.squares import squares_into
+from meshcap.vision.preprocess import Preprocess
 
 Keep = Literal["device", "memory", "none"]
 MANY = 3_000  # pictures for which it is worth a few seconds to start processes
@@ -77,7 +76,7 @@ class Pixels:
             file.truncate(room * size * size * 3)
             shown = numpy.memmap(file.name, numpy.uint8, "r", shape=(room, size, size, 3))
             way = self.preprocess
-            work = partial(squares_into, file.name, room, size=size, geometry=way.geometry, through=way.through)
+            work = partial(squares_into, file.name, room, size=size, geometry=way.geometry, pre_resize=way.pre_resize)
             done = spread(work, enumerate(self.samples))
             for start in range(0, count, block):
                 numbers = numpy.arange(start, min(start + block, count))

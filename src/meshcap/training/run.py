@@ -19,8 +19,8 @@ from torch import Tensor
 
 from meshcap.captioner import VOCABULARY, Captioner
 from meshcap.data import Dataset, Sample, read_dataset
-from meshcap.data.dataset import hashed_split
-from meshcap.data.without import without
+from meshcap.data.dataset import hashed_split, without
+from meshcap.data.features import FeatureStore, open_features
 from meshcap.errors import MeshcapError
 from meshcap.files import write_text
 from meshcap.folders import CONFIG, WEIGHTS, find_file, read_config
@@ -43,7 +43,6 @@ from meshcap.training.tasks import CrossEntropy, Parts, SelfCritical, Task, prec
 from meshcap.training.track import Tracker, open_trackers
 from meshcap.training.trainer import Trainer
 from meshcap.vision import Vision, load_vision
-from meshcap.vision.precomputed import FeatureStore, open_features
 from meshcap.weights import load_weights
 
 DATA, LOG = "data.json", "log.jsonl"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from meshcap.captioner import VOCABULARY
+from meshcap.data.features import FeatureStore
 from meshcap.errors import MeshcapError
 from meshcap.folders import find_file
 from meshcap.models import CaptionModel, create_model, load_model
@@ -20,7 +21,6 @@ from meshcap.training.settings import TrainSettings
 from meshcap.training.sizes import resized
 from meshcap.training.tasks import Parts
 from meshcap.vision import create_vision, load_vision
-from meshcap.vision.precomputed import FeatureStore
 
 Tokens = Sequence[Sequence[Sequence[str]]]  # pictures, captions, words
 RARE = 100  # words whose mean a new word starts from

@@ -27,7 +27,7 @@ from meshcap.training.eyes import Eyes, View, see
 from meshcap.training.scst import Speaker, advantages, scst_sum
 from meshcap.training.settings import TrainSettings
 from meshcap.training.xe import xe_sum
-from meshcap.vision.base import Vision
+from meshcap.vision.backbone import Vision
 
 Measures = dict[str, Tensor]
 CAPTIONS = 5  # of each picture in a step, where settings leave it open

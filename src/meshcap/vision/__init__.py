@@ -10,20 +10,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the same table again, in the form that type checkers read
-    from meshcap.vision.base import Preprocess, Vision
-    from meshcap.vision.folder import VISIONS, create_vision, load_vision, save_vision
+    from meshcap.vision.backbone import Vision
     from meshcap.vision.pictures import read_picture
+    from meshcap.vision.preprocess import Preprocess
+    from meshcap.vision.registry import VISIONS, create_vision, load_vision, save_vision
 
 __all__ = ["VISIONS", "Preprocess", "Vision", "create_vision", "load_vision", "read_picture", "save_vision"]
 
 _HOMES = {
-    "VISIONS": "meshcap.vision.folder",
-    "Preprocess": "meshcap.vision.base",
-    "Vision": "meshcap.vision.base",
-    "create_vision": "meshcap.vision.folder",
-    "load_vision": "meshcap.vision.folder",
+    "VISIONS": "meshcap.vision.registry",
+    "Preprocess": "meshcap.vision.preprocess",
+    "Vision": "meshcap.vision.backbone",
+    "create_vision": "meshcap.vision.registry",
+    "load_vision": "meshcap.vision.registry",
     "read_picture": "meshcap.vision.pictures",
-    "save_vision": "meshcap.vision.folder",
+    "save_vision": "meshcap.vision.registry",
 }
 
 

@@ -15,8 +15,7 @@ from typing import Any
 from torch import nn
 
 from meshcap.errors import MeshcapError
-from meshcap.vision.base import Geometry, Preprocess
-from meshcap.vision.preprocessing import preprocess_of
+from meshcap.vision.preprocess import Geometry, Preprocess, preprocess_of
 
 CONFIG = "config.json"
 PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"

@@ -24,10 +24,8 @@ from meshcap.folders import (
     find_optional,
     read_config,
 )
-from meshcap.vision.base import Vision
+from meshcap.vision.backbone import Patches, SmallCNN, Vision
 from meshcap.vision.efficientnet import VARIANTS, EfficientNetLite, load_imagenet
-from meshcap.vision.patches import Patches
-from meshcap.vision.small import SmallCNN
 from meshcap.weights import load_weights, save_weights, stored
 
 VISIONS: dict[str, type[Vision]] = {kind.name: kind for kind in (EfficientNetLite, Patches, SmallCNN)}

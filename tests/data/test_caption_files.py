@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshcap.data.caption_files import read_candidates, read_references, read_training
 from meshcap.errors import MeshcapError
-from meshcap.metrics.readers import read_candidates, read_references, read_training
 
 PAIRS = {"42": ["a dog, running", "dogs run"], "7": ["un café\u2028noir"]}
 COCO = {

@@ -1,26 +1,148 @@
-"""The layouts that the field keeps captions in, and what to say of a file that is in none of them.
+"""Captions from files: candidates and references to score, and the layouts that the field keeps captions in.
 
-COCO annotations and results, Karpathy's JSON, plain JSON, JSONL, CSV and TSV, any of them gzipped: what a file is, is
-seen from what it holds, and its name decides only between text formats. Ids are strings from here on, so that 42 in
-one file and "42" in another are the same picture.
+COCO annotations and results, Karpathy's JSON, plain JSON, JSONL, CSV and TSV, any of them gzipped. What a file is, is
+seen from what it holds; its name decides only between text formats. Ids are strings from here on, so that 42 in one
+file and "42" in another are the same picture. Nothing is skipped silently: what does not fit is refused, or counted in
+a warning.
 """
 
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import json
 import os
 import reprlib
-import zlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from meshcap.errors import MeshcapError
+from meshcap.files import read_text, why_not_json
+
+
+@dataclass(frozen=True)
+class References:
+    """What a reference file says of its pictures, by the id that the candidates use."""
+
+    captions: dict[str, list[str]]
+    domains: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)  # the pictures' file names
+    warnings: list[str] = field(default_factory=list)
+
+
+def read_candidates(path: str | os.PathLike[str], *, split: str | None = None) -> dict[str, list[str]]:
+    """The candidates of each picture, best first: one, or an n-best list.
+
+    Raises:
+        MeshcapError: a file in no known layout, or a picture that occurs twice.
+    """
+    candidates: dict[str, list[str]] = {}
+    for picture in _chosen(path, split, must=False):
+        if not picture.captions:  # no candidate, which is not an empty one; the picture will be missed
+            continue
+        if picture.id in candidates:
+            raise MeshcapError(
+                f"{path}: picture {short(picture.id)} has two candidates, expected one "
+                "(an n-best list is written as one entry with a list of captions)"
+            )
+        candidates[picture.id] = picture.captions
+    if not candidates:
+        raise MeshcapError(f"{path} holds no captions, expected at least one")
+    return candidates
+
+
+def read_references(
+    path: str | os.PathLike[str], *, split: str | None = None, like: Collection[str] = ()
+) -> References:
+    """The references of each picture.
+
+    A file may know its pictures by several names (`cocoid`, `filename` and `imgid`; `id` and `file_name`). Those are
+    taken under which all of the ids in `like` are found, or else the most of them.
+
+    Args:
+        split: of Karpathy's file, several joined by "+", or "all"; "test" unless told.
+
+    Raises:
+        MeshcapError: a file in no known layout, a split that it does not have, or no references at all.
+    """
+    known: dict[str, Picture] = {}
+    for picture in _chosen(path, split, must=True):
+        if picture.id in known:
+            known[picture.id].captions.extend(picture.captions)
+        else:
+            known[picture.id] = picture
+    told = [picture for picture in known.values() if picture.captions]
+    if not told:
+        raise MeshcapError(f"{path} holds no captions, expected references")
+    named = _by_name(path, told, set(like))
+    warnings = []
+    if len(told) < len(known):
+        first = next(picture.id for picture in known.values() if not picture.captions)
+        warnings.append(f"{len(known) - len(told):,} pictures of {path} have no captions (first: {short(first)})")
+    files = ((id, _file_name(picture)) for id, picture in named.items())
+    return References(
+        {id: picture.captions for id, picture in named.items()},
+        {id: picture.domain for id, picture in named.items() if picture.domain},
+        {id: file for id, file in files if file},
+        warnings,
+    )
+
+
+def read_training(path: str | os.PathLike[str]) -> list[str]:
+    """All captions of a file, whatever picture they belong to; of Karpathy's, those of the training splits.
+
+    Raises:
+        MeshcapError: a file in no known layout, or without such captions.
+    """
+    told = (picture for picture in pictures(path) if picture.split in (None, "train", "restval"))
+    captions = [caption for picture in told for caption in picture.captions]
+    if not captions:
+        raise MeshcapError(f"{path} holds no captions of a training split, expected training captions")
+    return captions
+
+
+def _chosen(path: str | os.PathLike[str], split: str | None, *, must: bool) -> list[Picture]:
+    """The pictures of a file; of a file with splits, those of the split.
+
+    Args:
+        must: refuse a split asked of a file that has none.
+    """
+    told = list(pictures(path))
+    splits = Counter(picture.split for picture in told if picture.split is not None)
+    if not splits:
+        if split and must:
+            raise MeshcapError(f"{path} has no splits, expected Karpathy's JSON for --split {split}")
+        return told
+    wanted = set((split or "test").split("+"))
+    if wanted == {"all"}:
+        return told
+    if missing := sorted(wanted - set(splits)):
+        found = ", ".join(f"{name} ({count:,} pictures)" for name, count in splits.items())
+        raise MeshcapError(f"{path} has no split {missing[0]!r}, expected one of {found}, or all")
+    return [picture for picture in told if picture.split in wanted]
+
+
+def _by_name(path: object, told: list[Picture], wanted: set[str]) -> dict[str, Picture]:
+    best: dict[str, Picture] = {}
+    most = -1
+    for kind in told[0].names:
+        named = {picture.names[kind]: picture for picture in told if kind in picture.names}
+        if len(named) < len(told):  # a name that some lack or share names no picture
+            continue
+        hits = len(wanted & named.keys())
+        if hits > most:
+            best, most = named, hits
+    if most < 0:
+        raise MeshcapError(f"{path}: no name ({', '.join(told[0].names)}) is there once for every picture")
+    return best
+
+
+def _file_name(picture: Picture) -> str | None:
+    return next((name for kind, name in picture.names.items() if kind in ("file", "filename", "file_name")), None)
+
 
 # In the order of preference: where a record has several, "id" is often the caption's own number (COCO's is).
 ID_NAMES = ("image_id", "image", "file", "filename", "file_name", "cocoid", "imgid", "id")
@@ -54,7 +176,8 @@ def pictures(path: str | os.PathLike[str]) -> Iterator[Picture]:
     Raises:
         MeshcapError: the file is in no known layout.
     """
-    kind, text = read_text(path)
+    text = read_text(path)
+    kind = Path(Path(path).name.lower().removesuffix(".gz")).suffix
     if kind in (".csv", ".tsv"):
         return _of_table(path, text, "\t" if kind == ".tsv" else ",")
     if kind in (".jsonl", ".ndjson"):
@@ -68,7 +191,7 @@ def pictures(path: str | os.PathLike[str]) -> Iterator[Picture]:
         for mark in ("\t", ","):  # a table under another name, as Flickr's captions.txt
             if kind != ".json" and _columns(header.split(mark)):
                 return _of_table(path, text, mark)
-        raise MeshcapError(f"{path} is not JSON ({_why(error)}), expected {LAYOUTS}") from None
+        raise MeshcapError(f"{path} is not JSON ({why_not_json(error)}), expected {LAYOUTS}") from None
     return _of_json(path, data, text)
 
 
@@ -197,36 +320,6 @@ def _of_table(path: object, text: str, mark: str) -> Iterator[Picture]:
         raise MeshcapError(f"{path}: line {rows.line_num} is not CSV ({error})") from None
 
 
-def read_text(path: str | os.PathLike[str]) -> tuple[str, str]:
-    """The file's suffix in small letters without .gz, and its text."""
-    try:
-        raw = Path(path).read_bytes()
-    except OSError as error:
-        raise MeshcapError(f"{path} cannot be read: {error.strerror or error}") from None
-    if raw[:2] == b"\x1f\x8b":
-        try:
-            raw = gzip.decompress(raw)
-        except (OSError, EOFError, zlib.error) as error:
-            raise MeshcapError(f"{path} is a damaged gzip file ({error}): truncated?") from None
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        found = f"byte {raw[error.start]:#04x} at {error.start:,}"
-        raise MeshcapError(f"{path} is not UTF-8 text ({found}), expected captions in UTF-8") from None
-    name = Path(path).name.lower().removesuffix(".gz")
-    return Path(name).suffix, text
-
-
-def read_json(path: str | os.PathLike[str]) -> Any:
-    """The JSON value in a file, gzipped or not."""
-    try:
-        return json.loads(read_text(path)[1])
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, MeshcapError):
-            raise
-        raise MeshcapError(f"{path} is not JSON ({_why(error)})") from None
-
-
 def _json_lines(path: object, text: str) -> Iterator[tuple[int, object]]:
     # Not splitlines(): JSON strings may hold U+2028 and its like as they are.
     for number, line in enumerate(text.split("\n"), start=1):
@@ -235,7 +328,8 @@ def _json_lines(path: object, text: str) -> Iterator[tuple[int, object]]:
         try:
             yield number, json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise MeshcapError(f"{path}: line {number} is not JSON ({_why(error)}), expected a record a line") from None
+            reason = why_not_json(error)
+            raise MeshcapError(f"{path}: line {number} is not JSON ({reason}), expected a record a line") from None
 
 
 def _id(path: object, value: object, where: str) -> str:
@@ -268,9 +362,6 @@ def _objects(value: object) -> TypeGuard[list[dict[str, Any]]]:
 def _strings(value: object) -> TypeGuard[list[str]]:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
-
-def _why(error: BaseException) -> str:
-    return "nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 
 def short(id: str) -> str:

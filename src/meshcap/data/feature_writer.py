@@ -19,9 +19,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from meshcap.data.features import HDF5, SETTINGS, Folder, OneFile, as_name, h5py_module
 from meshcap.errors import MeshcapError
 from meshcap.files import remove_unfinished, write_file, write_text
-from meshcap.vision.feature_layouts import HDF5, SETTINGS, Folder, OneFile, as_name, h5py_module
 
 Format = Literal["hdf5", "safetensors", "npy"]
 Precision = Literal["float16", "float32"]

@@ -1,0 +1,118 @@
+"""From a picture of any size to the pixels that a backbone reads: squares of 8-bit RGB.
+
+Nothing here imports torch by itself: exported captioners run without it, and worker processes start faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal
+
+from PIL import Image
+
+from meshcap.errors import MeshcapError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+Geometry = Literal["squash", "crop"]
+RGB = tuple[float, float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preprocess:
+    """The settings of preprocessing, kept with each backbone.
+
+    "squash" shows the whole picture, distorted to a square; "crop" keeps proportions and shows the middle square. With
+    `pre_resize`, the picture is first resized to so many pixels and then to `size`: a backbone that was trained on
+    small pictures, enlarged, then sees a photo as it saw those. `mean` and `std` are of red, green and blue from 0
+    to 1.
+    """
+
+    size: int = 256
+    geometry: Geometry = "squash"
+    pre_resize: int = 0
+    mean: RGB = (0.5, 0.5, 0.5)
+    std: RGB = (0.5, 0.5, 0.5)
+
+    def __post_init__(self) -> None:
+        for name in ("mean", "std"):  # lists, as JSON has them
+            object.__setattr__(self, name, tuple(float(number) for number in getattr(self, name)))
+        if not isinstance(self.size, int) or isinstance(self.size, bool) or not 8 <= self.size <= 4096:
+            raise MeshcapError(f"size is {self.size!r}, expected a number of pixels from 8 to 4096")
+        if type(self.pre_resize) is not int or (self.pre_resize and not 8 <= self.pre_resize <= 4096):
+            raise MeshcapError(f"pre_resize is {self.pre_resize!r}, expected 0 or a number of pixels from 8 to 4096")
+        if self.geometry not in ("squash", "crop"):
+            raise MeshcapError(f"geometry is {self.geometry!r}, expected squash or crop")
+        if len(self.mean) != 3 or len(self.std) != 3 or not all(number > 0 for number in self.std):
+            raise MeshcapError(f"mean {self.mean} and std {self.std}: expected three numbers each, std above 0")
+
+    def window(self, width: int, height: int) -> tuple[float, float, float, float]:
+        """The part of a picture of this size that is seen: x1, y1, x2, y2 in its pixels."""
+        return window(self.geometry, width, height)
+
+    def square(self, image: Image.Image) -> Image.Image:
+        """An RGB picture as a square of `size` pixels."""
+        return to_square(image, self.size, self.geometry, self.pre_resize)
+
+    def pixels(self, image: Image.Image) -> Tensor:
+        """(3, size, size) uint8 of an RGB picture."""
+        import torch
+
+        content = torch.frombuffer(bytearray(self.square(image).tobytes()), dtype=torch.uint8)
+        return content.view(self.size, self.size, 3).permute(2, 0, 1).contiguous()
+
+    def normalised(self, pixels: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """uint8 (B, 3, H, W), or floats from 0 to 255 as augmentation leaves them, to what the network reads.
+
+        Args:
+            dtype: of the result, float32 if None.
+        """
+        import torch
+
+        mean = torch.tensor(self.mean, device=pixels.device)[:, None, None] * 255
+        std = torch.tensor(self.std, device=pixels.device)[:, None, None] * 255
+        return ((pixels.float() - mean) / std).to(dtype or torch.float32)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def preprocess_of(given: Mapping[str, Any] | None, **defaults: Any) -> Preprocess:
+    """A backbone's default settings, with those put over them that are given, as `vision.json` keeps them.
+
+    Raises:
+        MeshcapError: an unknown setting, or a value that cannot work.
+    """
+    if given is not None and not isinstance(given, Mapping):
+        raise MeshcapError(f"preprocess is {given!r}, expected an object with size, geometry, mean or std")
+    known = [field.name for field in fields(Preprocess)]
+    for name in given or {}:
+        if name not in known:
+            raise MeshcapError(f"preprocess has an unknown setting {name!r}, expected {', '.join(known)}")
+    try:
+        return Preprocess(**{**defaults, **(given or {})})
+    except MeshcapError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise MeshcapError(f"preprocess is {dict(given or {})}, which cannot be read: {error}") from error
+
+
+def window(geometry: str, width: int, height: int) -> tuple[float, float, float, float]:
+    """The part of a picture of this size that is seen: x1, y1, x2, y2 in its pixels."""
+    if geometry == "squash":
+        return 0.0, 0.0, float(width), float(height)
+    side = min(width, height)
+    x, y = (width - side) / 2, (height - side) / 2
+    return x, y, x + side, y + side
+
+
+def to_square(image: Image.Image, size: int, geometry: str, pre_resize: int = 0) -> Image.Image:
+    """An RGB picture as a square of `size` pixels, by way of one of `pre_resize` pixels where that is not 0."""
+    if pre_resize:
+        image, geometry = to_square(image, pre_resize, geometry), "squash"
+    if image.size == (size, size):
+        return image
+    return image.resize((size, size), Image.Resampling.BICUBIC, box=window(geometry, *image.size), reducing_gap=3.0)
