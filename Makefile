@@ -17,7 +17,7 @@ demo: .venv/.demo ## caption the pictures in examples/ with the model that comes
 	@.venv/bin/meshcap caption examples --show --confidence
 
 demo-train: .venv/.demo ## train a small captioner on drawn scenes, caption unseen ones, write demo.png
-	@$(PY) -m meshcap.demo
+	@$(PY) recipes/drawn_scenes.py
 
 test: lint ## lint, types and the fast tests
 	@$(PYTEST) -m "not slow"

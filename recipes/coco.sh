@@ -2,6 +2,8 @@
 # From COCO's pictures to a captioner trained by self-critical training, in one half hour of an H200: val CIDEr 118.1, 468 different
 # words.
 #
+# From the root of the repository:
+#
 #   recipes/coco.sh dataset_coco.json train2017 OUT
 #
 # dataset_coco.json is Karpathy's file; train2017 holds COCO's pictures, of any size. Pictures that are not there are
@@ -35,6 +37,6 @@ meshcap train "$out/packed" --without "$out/without.txt" --out "$out/run" --seed
     --set compile=true --set precision=bfloat16
 
 # Shown larger pictures than it learned from: chosen on val. The pictures it learned from had 256 pixels, so larger ones are first
-# made as small (--through).
-meshcap sizes "$out/run" --sizes 352 --through 256 --out "$out/larger"
+# made as small (--pre-resize).
+python3 recipes/model_surgery.py resize "$out/run" --size 352 --pre-resize 256 --out "$out/larger"
 meshcap evaluate "$out/larger" "$out/packed" --split val --out "$out/larger/val"

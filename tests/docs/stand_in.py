@@ -31,14 +31,14 @@ FEWER = {
     "evaluate": "--bootstrap 20 --threads 1",
     "score": "--bootstrap 20",
     "data draw": "--count 24 --val 24 --test 24 --workers 1",
-    "ntm": "--steps 3 --batch 2",
     "explain": "--threads 1",
 }
 
 
-BENCHMARKS = {
-    "caption": "--no-peers --pictures 2 --repeat 1 --threads 1",
-    "serve": "--clients 2 --requests 4 --soak 0",
+SCRIPTS = {
+    "recipes/turing_machine.py": "--steps 3 --batch 2",
+    "benchmarks/caption.py": "--no-peers --pictures 2 --repeat 1 --threads 1",
+    "benchmarks/serve.py": "--clients 2 --requests 4 --soak 0",
 }
 
 
@@ -58,7 +58,7 @@ def install(folder: Path, door: str) -> None:
     """Put the stand-ins into a folder. Those of ours ask a process that has imported everything already."""
     folder.mkdir(parents=True, exist_ok=True)
     scripts = {name: warm.client(name, door) for name in ("meshcap", "pip", "make")}
-    cases = "".join(f'benchmarks/{name}.py) set -- "$@" {more} ;;\n' for name, more in BENCHMARKS.items())
+    cases = "".join(f'{name}) set -- "$@" {more} ;;\n' for name, more in SCRIPTS.items())
     scripts["python"] = f'#!/bin/sh\ncase "$1" in\n{cases}esac\nexec {sys.executable} "$@"\n'
     for name, text in scripts.items():
         (folder / name).write_text(text, encoding="utf-8")

@@ -36,7 +36,7 @@ SHELL = [
 PAGES = sorted({block.page for block in RUN if block.language == "python"} - {*ELSEWHERE, EXPORTED})
 PYTHON = {page: [block for block in RUN if block.page == page and block.language == "python"] for page in PAGES}
 LONG = re.compile(
-    r"meshcap (train|evaluate|explain|export|ntm|serve|data (check|pack|features))\b|python |--spice"
+    r"meshcap (train|evaluate|explain|export|serve|data (check|pack|features))\b|python |--spice"
 )
 # What stands at the top of the file that an example is a part of.
 BEFORE = {
@@ -139,8 +139,6 @@ def made_by(words: list[str]) -> list[str]:
     if "--resume" in words:
         return []
     made = [words[words.index("--out") + 1]] if "--out" in words else []
-    if words[0] == "quantise":
-        made.append(words[2])
     if words[:2] in (["data", "pack"], ["data", "draw"]):
         made.append(words[-1] if words[1] == "draw" else words[3])
     return made

@@ -13,9 +13,8 @@ from meshcap import Captioner
 from meshcap.data.draw import draw_scene
 from meshcap.errors import MeshcapError
 from meshcap.text import Vocabulary
-from meshcap.training.blend import unpacked
-from meshcap.training.sizes import at_size, resized
-from meshcap.vision import create_vision
+from meshcap.training.start import resized
+from meshcap.vision import create_vision, load_vision
 from meshcap.vision.preprocess import Preprocess
 
 
@@ -53,51 +52,11 @@ def test_through_a_smaller_square() -> None:
         Preprocess(pre_resize=-1)
 
 
-def test_eyes_of_one_size_and_no_eyes(folder: Path) -> None:
-    captioner = unpacked(folder)
-    with pytest.raises(MeshcapError, match="no size to choose"):
-        at_size(Captioner(captioner.model, captioner.vocabulary), 64)
-    assert captioner.vision is not None
-    captioner.vision.settings = dict  # type: ignore[method-assign]
-    with pytest.raises(MeshcapError, match="of one size"):
-        at_size(captioner, 64)
-
-
-def test_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = tiny_data.scenes(tmp_path / "scenes")
-    assert tiny_data.call(["sizes", str(folder), "--data", str(data), "--sizes", "48,64", "--json"]) == 0
-    assert capsys.readouterr().out.count('"size"') == 2
-    out = tmp_path / "new"
-    assert tiny_data.call(["sizes", str(folder), "--sizes", "64", "--through", "32", "--out", str(out)]) == 0
-    found, before = unpacked(out), unpacked(folder)
-    assert (found.vision.preprocess.size, found.vision.preprocess.pre_resize) == (64, 32)
-    for part in ("model", "vision"):
-        one, other = getattr(found, part).state_dict(), getattr(before, part).state_dict()
-        assert all(torch.equal(one[name], other[name]) for name in other)
-
-
-@pytest.mark.parametrize(
-    ("more", "told"),
-    [
-        (["--sizes", "64"], "nothing to do"),
-        (["--sizes", "48,64", "--out", "new"], "2 sizes were given"),
-        (["--sizes", "big", "--out", "new"], "--sizes 'big'"),
-        (["--sizes", "4", "--out", "new"], "size is 4"),
-        (["--sizes", "64", "--through", "-3", "--out", "new"], "pre_resize is -3"),
-        (["--sizes", "64", "--out", "."], "not an empty folder"),
-    ],
-)
-def test_mistakes(folder: Path, more: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert tiny_data.call(["sizes", str(folder), *more]) == 2
-    assert told in capsys.readouterr().err
-    assert not Path("new").exists()
-
-
 def test_training_on_at_another_size(folder: Path, tmp_path: Path) -> None:
     data = tiny_data.scenes(tmp_path / "scenes")
     words = tiny_data.train_words(data, tmp_path / "run", "--from", folder, "--size", 64, xe=1, vision=None)
     assert tiny_data.call(words) == 0
-    assert unpacked(tmp_path / "run").vision.preprocess.size == 64
+    assert load_vision(tmp_path / "run").preprocess.size == 64
 
 
 @pytest.mark.parametrize("given", ["heads=2", "gates=softmax", "geometry=crop"])

@@ -33,15 +33,11 @@ COMMANDS: dict[str, str] = {
     "serve": "meshcap.cli.serve:serve",
     "train": "meshcap.cli.train:train",
     "evaluate": "meshcap.cli.evaluate:evaluate",
-    "blend": "meshcap.cli.blend:blend",
-    "sizes": "meshcap.cli.sizes:sizes",
     "data": "meshcap.cli.data:app",
     "import-reference": "meshcap.cli.import_reference:import_reference",
-    "quantise": "meshcap.cli.quantise:quantise",
     "export": "meshcap.cli.export:export",
     "score": "meshcap.cli.score:score",
     "tokenize": "meshcap.cli.tokenize:tokenize",
-    "ntm": "meshcap.cli.ntm:ntm",
 }
 
 HELP = "Captions for pictures, with the Meshed-Memory Transformer (M²) and its relatives."

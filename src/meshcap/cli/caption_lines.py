@@ -110,7 +110,7 @@ def draw(captions: Iterable[Told], lines: Lines) -> bool:
     """Show pictures beside their captions. False, and nothing is drawn, where stdout is no terminal with colours."""
     from rich.console import Console
 
-    from meshcap.gallery import can_draw, entry
+    from meshcap.cli.gallery import can_draw, entry
 
     console = Console(highlight=False)
     if not can_draw(console):

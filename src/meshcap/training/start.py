@@ -18,9 +18,8 @@ from meshcap.models import CaptionModel, create_model, load_model
 from meshcap.models.registry import model_class
 from meshcap.text import Vocabulary
 from meshcap.training.settings import TrainSettings
-from meshcap.training.sizes import resized
 from meshcap.training.tasks import Parts
-from meshcap.vision import create_vision, load_vision
+from meshcap.vision import Vision, create_vision, load_vision
 
 Tokens = Sequence[Sequence[Sequence[str]]]  # pictures, captions, words
 RARE = 100  # words whose mean a new word starts from
@@ -124,3 +123,15 @@ def with_words(model: CaptionModel, count: int, vocabulary: Vocabulary) -> Capti
 def _rare(rows: Tensor) -> Tensor:
     """What a word that was never seen looks most like: the rarest words, which come last."""
     return rows[-RARE:].mean(0)
+
+
+def resized(vision: Vision, size: int, pre_resize: int | None = None) -> Vision:
+    """The same image encoder for squares of `size` pixels, made from squares of `pre_resize` (see `Preprocess`)."""
+    settings = vision.settings()
+    if "preprocess" not in settings:
+        raise MeshcapError(f"{vision.name} reads pictures of one size: there is none to choose")
+    before = vision.preprocess
+    way = replace(before, size=size, pre_resize=before.pre_resize if pre_resize is None else pre_resize)
+    other = type(vision)(**{**settings, "preprocess": way.to_dict()})
+    other.load_state_dict(vision.state_dict())
+    return other

@@ -10,10 +10,12 @@ import typer
 from PIL import Image
 from typer.testing import CliRunner
 
-from meshcap import demo
 from meshcap.data.drawn import draw_dataset
 from meshcap.training.log import read_log
 from meshcap.training.run import LOG
+from recipes import drawn_scenes as demo
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_loss_falls_and_the_seed_repeats(tmp_path: Path) -> None:
@@ -58,7 +60,8 @@ def test_a_short_run_prints_and_draws(tmp_path: Path) -> None:
 
 
 def test_a_wrong_folder_is_told_in_one_line(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "meshcap.demo", "--out", str(tmp_path / "nowhere" / "demo.png")]
+    script = ROOT / "recipes" / "drawn_scenes.py"
+    command = [sys.executable, str(script), "--out", str(tmp_path / "nowhere" / "demo.png")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
     assert re.fullmatch(r"error: .*nowhere is not a folder.*\n", done.stderr)

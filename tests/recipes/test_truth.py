@@ -7,7 +7,7 @@ import pytest
 from meshcap.data import Sample, read_dataset
 from meshcap.data.drawn import draw_dataset, facts_of
 from meshcap.data.tell import statements
-from meshcap.data.truth import truth_lines, truths
+from recipes.drawn_scenes import truth_lines, truths
 
 
 @pytest.fixture(scope="module")
