@@ -19,7 +19,7 @@ from benchmarks.side_by_side import Job
 from meshcap.errors import MeshcapError
 from meshcap.evaluation.charts import Axis, nice_ticks, tick_labels
 from meshcap.files import write_text
-from meshcap.metrics.bootstrap import Measure, differences, intervals
+from meshcap.metrics.result import Measure, differences, intervals
 
 REFERENCE = "m2"  # what all others are compared with
 RESULTS, BENCH = "results.jsonl", "bench.json"

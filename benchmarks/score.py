@@ -27,12 +27,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # this repository, when run 
 from benchmarks import common
 from benchmarks.common import Row, report, set_up, timed
 from meshcap.errors import MeshcapError
-from meshcap.metrics.bleu import bleu
-from meshcap.metrics.cider import cider, cider_d
-from meshcap.metrics.frequencies import DocumentFrequencies
+from meshcap.metrics.cider import DocumentFrequencies, cider, cider_d
+from meshcap.metrics.ngrams import bleu, rouge_l
 from meshcap.metrics.reward import BleuReward, CiderReward, MixedReward, RougeReward
 from meshcap.metrics.reward_compiled import compiled
-from meshcap.metrics.rouge import rouge_l
 from meshcap.text.ptb import ptb_tokenize_all
 from meshcap.text.vocabulary import Vocabulary
 

@@ -10,9 +10,9 @@ import sys
 from collections import Counter
 
 from meshcap.data import read_dataset
-from meshcap.text.tokenizers import tokenizer
+from meshcap.text.tokenizers import get_tokenizer
 
-tokenize = tokenizer("ptb")
+tokenize = get_tokenizer("ptb")
 
 WOMEN = {"woman", "women", "girl", "girls", "lady", "ladies", "female"}
 MEN = {"man", "men", "boy", "boys", "guy", "guys", "male"}

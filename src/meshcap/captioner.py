@@ -17,7 +17,7 @@ from meshcap.regions import Regions
 from meshcap.runtime.caption import Caption
 from meshcap.runtime.facts import expect_not_exported
 from meshcap.text import Vocabulary
-from meshcap.text.endings import BAD_ENDINGS
+from meshcap.text.sentence import BAD_ENDINGS
 from meshcap.vision import Vision, load_vision, save_vision
 from meshcap.vision.pictures import Source, read_picture
 
@@ -265,7 +265,7 @@ class Captioner:
 
         def one(picture: int, rank: int, alternatives: tuple[Caption, ...] = ()) -> Caption:
             length = lengths[picture][rank]
-            words, text = self.vocabulary.said(ids[picture][rank][:length])
+            words, text = self.vocabulary.detokenize(ids[picture][rank][:length])
             said, likely = log_probs[picture][rank][:length], probability[picture][rank]
             return Caption(
                 text=text,

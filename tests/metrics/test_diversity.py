@@ -5,9 +5,9 @@ import math
 import numpy
 import pytest
 
-from meshcap.metrics.bleu import bleu
+from meshcap.metrics.cider import DocumentFrequencies
 from meshcap.metrics.diversity import div_n, habits, mutual_bleu, n_best, self_cider
-from meshcap.metrics.frequencies import DocumentFrequencies
+from meshcap.metrics.ngrams import bleu
 
 
 def words(*captions: str) -> list[list[str]]:

@@ -7,8 +7,8 @@ import numpy
 import pytest
 
 from meshcap.errors import MeshcapError
-from meshcap.metrics.bootstrap import intervals
 from meshcap.metrics.hallucination import Synonyms, chair, read_objects, singular
+from meshcap.metrics.result import intervals
 
 OURS = Synonyms.ours()
 

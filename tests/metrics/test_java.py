@@ -10,7 +10,7 @@ import numpy
 import pytest
 
 from meshcap.metrics import java, score
-from meshcap.metrics.bootstrap import intervals
+from meshcap.metrics.result import intervals
 
 CANDIDATES = [caption.split() for caption in ("a man rides a horse", "two dogs play in the snow", "")]
 REFERENCES = [

@@ -14,10 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshcap.errors import MeshcapError
-from meshcap.metrics.bleu import bleu, bleu_from_statistics, bleu_statistics
 from meshcap.metrics.cider import DocumentFrequencies, cider, cider_d
-from meshcap.metrics.ngrams import Scores, _stable_order
-from meshcap.metrics.rouge import rouge_l
+from meshcap.metrics.ngrams import Scores, _stable_order, bleu, bleu_from_statistics, bleu_statistics, rouge_l
 
 Caption = list[str]
 Pictures = list[tuple[Caption, list[Caption]]]  # a candidate and its references

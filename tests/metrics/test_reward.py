@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 
 import meshcap.metrics.reward as reward_module
 from meshcap.errors import MeshcapError
-from meshcap.metrics.bleu import bleu
 from meshcap.metrics.cider import DocumentFrequencies, cider_d
+from meshcap.metrics.ngrams import bleu, rouge_l
 from meshcap.metrics.reward import BleuReward, CiderReward, MixedReward, Reward, RougeReward
-from meshcap.metrics.rouge import rouge_l
 
 PAD, EOS = 1, 3
 WORDS = [4, 5, 6, 7, 8, 65_534]

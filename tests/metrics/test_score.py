@@ -8,7 +8,7 @@ import meshcap
 from meshcap.errors import MeshcapError
 from meshcap.metrics import compare, score
 from meshcap.metrics.hallucination import Objects
-from meshcap.metrics.names import DEFAULT, chosen_metrics
+from meshcap.metrics.result import DEFAULT, chosen_metrics
 
 REFERENCES = {
     1: ["a dog runs in the park", "the dog is running outside"],

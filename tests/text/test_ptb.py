@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshcap.errors import MeshcapError
-from meshcap.text import ptb, ptb_rules
+from meshcap.text import ptb
 from meshcap.text.ptb import ptb_stream, ptb_tokenize, ptb_tokenize_all
 
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "ptb_coco.jsonl.gz"
@@ -187,8 +187,8 @@ def test_a_string_is_no_list_of_captions() -> None:
 
 def test_every_rule_can_begin_where_it_says() -> None:
     # A rule listed under too few first characters would never be asked.
-    tried = [chr(point) for point in range(33, 127)] + list(ptb_rules.KINDS) + [ptb_rules.LETTER, ptb_rules.DIGIT]
-    for starts, _, takes, follows in ptb_rules.RULES:
+    tried = [chr(point) for point in range(33, 127)] + list(ptb.KINDS) + [ptb.LETTER, ptb.DIGIT]
+    for starts, _, takes, follows in ptb.RULES:
         pattern = re.compile(f"(?:{takes})(?:{follows})")
         for first in tried:
             if ptb._kind(first) not in starts:
@@ -199,8 +199,8 @@ def test_every_rule_can_begin_where_it_says() -> None:
 
 def test_neither_torch_nor_numpy_is_imported() -> None:
     script = (
-        "import sys; from meshcap.text.ptb import ptb_tokenize; from meshcap.text.tokenizers import tokenizer\n"
-        "[tokenizer(name)('A dog’s') for name in ('ptb', 'unicode', 'char')]\n"
+        "import sys; from meshcap.text.ptb import ptb_tokenize; from meshcap.text.tokenizers import get_tokenizer\n"
+        "[get_tokenizer(name)('A dog’s') for name in ('ptb', 'unicode', 'char')]\n"
         "print({'torch', 'numpy', 'tokenizers'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

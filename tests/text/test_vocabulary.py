@@ -364,7 +364,7 @@ def test_text_needs_no_torch() -> None:
     # The package's own __init__ is left out: this room alone is asked.
     code = (
         "import sys, types; package = types.ModuleType('meshcap'); package.__path__ = [sys.argv[1]];"
-        "sys.modules['meshcap'] = package; import meshcap.text, meshcap.text.foreign;"
+        "sys.modules['meshcap'] = package; import meshcap.text, meshcap.text.vocabulary_import;"
         "sys.exit(' '.join({'torch', 'tokenizers'} & set(sys.modules)) or 0)"
     )
     root = str(Path(meshcap.text.__file__).parents[1])

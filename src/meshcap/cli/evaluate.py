@@ -77,7 +77,7 @@ def evaluate(
     from meshcap.evaluation.evaluation import evaluate as evaluate_split
     from meshcap.evaluation.evaluation import named_samples, read_captions, samples_of
     from meshcap.folders import VOCABULARY, find_file
-    from meshcap.metrics.names import DEFAULT
+    from meshcap.metrics.result import DEFAULT
     from meshcap.text import Vocabulary
 
     tokenizer = Vocabulary.load(find_file(model, VOCABULARY)).tokenizer

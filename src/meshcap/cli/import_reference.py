@@ -26,7 +26,7 @@ def import_reference(
     expect_free(out)
     from meshcap.captioner import Captioner
     from meshcap.models.reference import read_reference
-    from meshcap.text.foreign import read_vocabulary
+    from meshcap.text.vocabulary_import import read_vocabulary
 
     words = read_vocabulary(vocab)
     captioner = Captioner(read_reference(checkpoint, regions=regions, d_head=head_width), words)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from meshcap.text.endings import BAD_ENDINGS
+from meshcap.text.sentence import BAD_ENDINGS
 from meshcap.text.tokenizers import tokenize_each
 
 # Besides the words that no caption ends with: what a caption may say without claiming anything about its picture.

@@ -27,7 +27,7 @@ from meshcap.evaluation.drawing import trial_drawing
 from meshcap.evaluation.page import ReportContent, SampleCard, picks, write_report
 from meshcap.files import read_json, write_text
 from meshcap.metrics import Result, score
-from meshcap.metrics.names import DEFAULT
+from meshcap.metrics.result import DEFAULT
 from meshcap.regions import Regions
 from meshcap.vision.pictures import read_picture
 from meshcap.vision.preprocess import Preprocess

@@ -4,7 +4,7 @@
 it needs torch. The reward of self-critical training is `meshcap.metrics.reward`.
 """
 
-from meshcap.metrics.bootstrap import Difference
+from meshcap.metrics.result import Difference
 from meshcap.metrics.score import Comparison, Result, compare, score
 
 __all__ = ["Comparison", "Difference", "Result", "compare", "score"]

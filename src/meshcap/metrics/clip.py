@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from meshcap.errors import MeshcapError
-from meshcap.metrics.bootstrap import Array, Measure
+from meshcap.metrics.result import Array, Measure
 
 if TYPE_CHECKING:
     import torch

@@ -20,10 +20,9 @@ from itertools import combinations_with_replacement
 
 import numpy
 
-from meshcap.metrics.bleu import bleu_from_statistics, bleu_statistics
-from meshcap.metrics.cider import SCALE, cider
-from meshcap.metrics.frequencies import DocumentFrequencies
-from meshcap.text.endings import BAD_ENDINGS
+from meshcap.metrics.cider import SCALE, DocumentFrequencies, cider
+from meshcap.metrics.ngrams import bleu_from_statistics, bleu_statistics
+from meshcap.text.sentence import BAD_ENDINGS
 
 Tokens = Sequence[str]
 REPEATED = (2, 3, 4)

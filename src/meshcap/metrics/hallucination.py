@@ -15,8 +15,7 @@ import numpy
 
 from meshcap.errors import MeshcapError
 from meshcap.files import read_json, read_text
-from meshcap.metrics.bootstrap import Array, Measure
-from meshcap.metrics.objects import COCO_OBJECTS, DOUBTFUL, FOLLOWS, IRREGULAR, NO_OBJECTS
+from meshcap.metrics.result import Array, Measure
 
 Tokens = Sequence[str]
 
@@ -30,7 +29,7 @@ class Synonyms:
 
     @classmethod
     def ours(cls) -> Synonyms:
-        """COCO's 80 objects with the words of `meshcap.metrics.objects`."""
+        """COCO's 80 objects with the words of `meshcap.metrics.hallucination`."""
         phrases: dict[tuple[str, ...], str | None] = {}
         for line in COCO_OBJECTS.replace("\n    ", " ").strip().split("\n"):
             name, others = line.split(":")
@@ -169,3 +168,143 @@ def chair(
 def _share(sums: Array, _: int) -> Array:
     wrong, said = sums[..., 0], sums[..., 1]
     return numpy.divide(wrong, said, out=numpy.zeros_like(wrong), where=said > 0)
+
+
+# The 80 objects of COCO and the words that people use for them. This table is our own: CHAIR with it can be compared
+# with CHAIR with it, and with nothing else; for the figures of the paper give its authors' synonyms file. One category
+# a line, its own name first, words in the singular; plurals are found by rule, and irregular ones are listed below. An
+# indented line goes on with the category above it.
+
+COCO_OBJECTS = """
+person: man, woman, boy, girl, child, kid, baby, toddler, infant, adult, human, guy, gentleman, lady, teenager, teen,
+    student, worker, player, skier, snowboarder, skateboarder, surfer, skater, swimmer, rider, biker, cyclist,
+    bicyclist, motorcyclist, pedestrian, batter, hitter, catcher, umpire, referee, athlete, spectator, passenger,
+    driver, chef, baker, waiter, waitress, officer, policeman, policewoman, fireman, firefighter, soldier, cowboy,
+    farmer, fisherman, bride, groom, couple, family, crowd, audience, someone, somebody, mother, mom, father, dad,
+    son, daughter, brother, sister, friend, businessman, tourist, shopper, vendor, musician, jockey, hiker, people,
+    ball player, ballplayer
+bicycle: bike, mountain bike, road bike, tricycle, unicycle
+car: automobile, auto, sedan, suv, minivan, van, taxi, cab, taxi cab, jeep, hatchback, station wagon, convertible,
+    limousine, police car, sports car, pickup, race car
+motorcycle: motorbike, motor bike, motor cycle, scooter, motor scooter, moped, dirt bike, harley, vespa
+airplane: plane, aeroplane, air plane, aircraft, jet, airliner, jetliner, jet plane, passenger jet, fighter jet,
+    biplane, seaplane, jumbo jet
+bus: double decker, double decker bus, double-decker, minibus, coach bus, school bus, tour bus, trolley bus
+train: locomotive, subway train, steam engine, passenger train, freight train, tram, streetcar, trolley car, commuter
+    train
+truck: lorry, pickup truck, pick up truck, semi truck, fire truck, firetruck, fire engine, dump truck, tow truck,
+    delivery truck, food truck, tractor trailer, garbage truck
+boat: ship, sailboat, sail boat, canoe, kayak, ferry, yacht, rowboat, row boat, speedboat, speed boat, motorboat,
+    raft, gondola, fishing boat, tugboat, tug boat, barge, cruise ship, dinghy
+traffic light: traffic signal, stop light, stoplight, street signal, signal light
+fire hydrant: hydrant, fireplug
+stop sign: stopsign
+parking meter: meter
+bench: park bench, pew
+bird: duck, goose, pigeon, seagull, gull, sea gull, parrot, owl, rooster, hen, swan, eagle, hawk, penguin, peacock,
+    flamingo, sparrow, pelican, crow, ostrich, heron, stork, dove, parakeet, cockatoo, hummingbird, duckling
+cat: kitten, kitty, feline, tabby
+dog: puppy, pup, canine, poodle, labrador, retriever, bulldog, terrier, dachshund, beagle, husky, dalmatian,
+    chihuahua, corgi
+horse: pony, foal, colt, stallion, mare
+sheep: lamb, ewe
+cow: cattle, bull, calf, ox, heifer, longhorn
+elephant: baby elephant
+bear: polar bear, brown bear, black bear, grizzly, grizzly bear, bear cub, panda, panda bear
+zebra: baby zebra
+giraffe: baby giraffe
+backpack: back pack, knapsack, rucksack, bookbag, book bag
+umbrella: parasol, beach umbrella
+handbag: hand bag, purse, pocketbook, shoulder bag, tote bag, tote
+tie: necktie, neck tie, bow tie, bowtie
+suitcase: suit case, luggage, baggage, suit bag, briefcase
+frisbee: frisby, flying disc, flying disk, disc
+skis: ski
+snowboard: snow board
+sports ball: ball, soccer ball, tennis ball, basketball, volleyball, beach ball, bowling ball, rugby ball
+kite: parasail
+baseball bat: bat
+baseball glove: baseball mitt, mitt, catcher mitt, catchers mitt
+skateboard: skate board, longboard
+surfboard: surf board, surf-board, body board, boogie board, paddle board, paddleboard
+tennis racket: racket, racquet, tennis racquet
+bottle: water bottle, beer bottle, wine bottle, soda bottle
+wine glass: wineglass, wine goblet, champagne glass, champagne flute, goblet
+cup: mug, coffee cup, tea cup, teacup, coffee mug, paper cup
+fork: pitch fork
+knife: butter knife, pocket knife, pocketknife, kitchen knife
+spoon: teaspoon, tablespoon, ladle
+bowl: mixing bowl, soup bowl, salad bowl, fruit bowl
+banana: plantain
+apple: green apple, red apple
+sandwich: burger, hamburger, cheeseburger, sub, sub sandwich, panini, hoagie, blt
+orange: tangerine, clementine, mandarin
+broccoli: broccoli floret
+carrot: baby carrot
+hot dog: hotdog, hot-dog, frankfurter, chili dog, corn dog
+pizza: pepperoni pizza, cheese pizza
+donut: doughnut, bagel, dough nut
+cake: cupcake, birthday cake, wedding cake, cheesecake, cup cake, carrot cake
+chair: armchair, arm chair, stool, recliner, office chair, rocking chair, lawn chair, high chair, highchair, beach
+    chair
+couch: sofa, loveseat, love seat, futon, settee
+potted plant: houseplant, house plant, potted flower, potted tree, pot plant
+bed: mattress, bunk bed, bunkbed, canopy bed
+dining table: table, desk, coffee table, kitchen table, end table, picnic table, dinner table, dining room table, side
+    table, computer desk, office desk
+toilet: commode, urinal, toilet seat, toilet bowl
+tv: television, television set, tv set, tv screen, flat screen, flatscreen, flat screen tv, monitor, computer monitor,
+    computer screen, television screen
+laptop: computer, laptop computer, notebook computer, netbook, macbook, lap top
+mouse: computer mouse, wireless mouse
+remote: remote control, remote controller, tv remote, wii remote, wiimote, game controller, wii controller
+keyboard: computer keyboard, key board
+cell phone: cellphone, mobile phone, smartphone, smart phone, phone, cellular phone, iphone, telephone
+microwave: microwave oven
+oven: stove, stovetop, stove top, stove top oven, range oven, toaster oven
+toaster: bread toaster
+sink: washbasin, wash basin, kitchen sink, bathroom sink
+refrigerator: fridge, freezer, refrigerator freezer, mini fridge
+book: textbook, novel, paperback, notebook
+clock: alarm clock, wall clock, grandfather clock, clock tower, clock face
+vase: flower vase, glass vase
+scissors: scissor, shears
+teddy bear: teddy, stuffed bear, stuffed animal, stuffed toy, toy bear, teddybear
+hair drier: hair dryer, hairdryer, hairdrier, blow dryer, blow drier
+toothbrush: tooth brush, electric toothbrush
+"""
+
+# Phrases that hold the word for an object and are something else: "a station with train tracks" shows no train.
+NO_OBJECTS = """
+    home plate, license plate, train track, train station, train yard, train platform, railroad car, bus stop,
+    bus station, bus depot, bus shelter, car park, parking lot, dog house, doghouse, bird house, birdhouse, bird bath,
+    bird feeder, bird cage, horse shoe, horseshoe, cat food, dog food, dog bowl, cow bell, cow girl, chair lift,
+    chairlift, boat house, boat dock, boat ramp, toilet paper, toilet brush, toilet tank, table tennis, table cloth,
+    tablecloth, orange juice, apple juice, apple pie, banana bread, carrot juice, book shelf, bookshelf, book case,
+    bookcase, book store, tv stand, television stand, tv show, computer lab, knife block, bottle cap, phone booth,
+    telephone booth, phone pole, telephone pole, telephone wire, phone line, train car, cake pan, cake stand, pizza box,
+    pizza cutter, pizza oven, pizza pan, pizza shop, sandwich shop, cup holder, bed room, bedroom, bed spread,
+    bedspread, flower bed, truck bed, sink cabinet, bench press, oven mitt, kite string, clock radio,
+    bike rack, bike lane, bike path, bicycle lane, bicycle rack, cow hide, sheep skin, bear rug,
+    snow man, snowman, bat man, batman, couple of, family of, crowd of, jet ski, jet engine, ball game, ball field,
+    ball park
+"""
+
+IRREGULAR = {
+    "men": "man", "women": "woman", "children": "child", "people": "person", "geese": "goose", "mice": "mouse",
+    "knives": "knife", "calves": "calf", "oxen": "ox", "babies": "baby", "policemen": "policeman",
+    "policewomen": "policewoman", "firemen": "fireman", "fishermen": "fisherman", "businessmen": "businessman",
+    "gentlemen": "gentleman", "buses": "bus", "busses": "bus", "couches": "couch", "benches": "bench",
+    "skis": "skis", "scissors": "scissors", "shears": "shears", "loaves": "loaf", "shelves": "shelf",
+}  # fmt: skip
+
+# Words that are as often no object: "an orange cat", "a remote beach", "a ski slope". They count where no noun can
+# follow: at the end, or before one of these.
+DOUBTFUL = frozenset({"orange", "remote", "ski"})
+FOLLOWS = frozenset(
+    """
+    and or but with without in on at of by to from into onto near next beside behind between under over above below
+    inside outside around against along while as that which who is are was were has have had being sits sitting sit
+    lies lying lays laying rests resting stands standing stacked sliced cut peeled placed for off up down out there
+    """.split()
+)

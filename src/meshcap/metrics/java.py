@@ -25,7 +25,7 @@ from typing import IO
 
 import numpy
 
-from meshcap.metrics.bootstrap import Measure
+from meshcap.metrics.result import Measure
 
 Array = numpy.ndarray
 Tokens = Sequence[str]

@@ -1,4 +1,4 @@
-"""N-grams of all captions at once.
+"""N-grams of all captions at once, and what is made of matches: BLEU and ROUGE-L, as coco-caption computes them.
 
 BLEU and CIDEr count how often each n-gram stands in each caption. Here that is one sort for each n over all captions
 together, instead of a dictionary for each caption: words become numbers once, an n-gram becomes the number of its
@@ -9,7 +9,7 @@ Captions come as lists of tokens. A caption may be empty; a picture without any 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -177,3 +177,106 @@ def check_references(references: Sequence[Sequence[Tokens]]) -> None:
             raise MeshcapError(f"the references of picture {index} are strings, expected lists of tokens")
         if len(those) == 0:
             raise MeshcapError(f"picture {index} has no references, expected at least one")
+
+
+ORDERS = 4
+# coco-caption adds these to counts and totals, so that 0 / 0 is (almost) 0 and a mean of logarithms never needs one.
+TINY, SMALL = 1e-15, 1e-9
+
+
+def bleu(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -> list[Scores]:
+    """BLEU-1, 2, 3 and 4 of tokenized captions, one candidate for each picture.
+
+    Raises:
+        MeshcapError: a picture without references, or not as many candidates as pictures.
+    """
+    statistics = bleu_statistics(candidates, references)
+    corpus, per_image = bleu_from_statistics(statistics.sum(0)), bleu_from_statistics(statistics)
+    return [Scores(float(corpus[k]), per_image[:, k]) for k in range(ORDERS)]
+
+
+def bleu_statistics(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -> Array:
+    """(images, 10): clipped matches for n = 1..4, n-grams for n = 1..4, candidate length, closest reference length.
+
+    BLEU of any set of pictures follows from the sum of their rows: see `bleu_from_statistics`.
+    """
+    corpus = Corpus.of(candidates, references)
+    lengths = corpus.captions.lengths
+    own = lengths[corpus.is_candidate]  # (images,)
+    table = numpy.zeros((corpus.images, 2 * ORDERS + 2))
+    for k, matches in enumerate(corpus.matches(ORDERS)):
+        grams = matches.grams
+        if len(matches.starts):
+            # A gram counts as often as the candidate says it, but no more often than any one reference does.
+            most = numpy.maximum.reduceat(numpy.where(matches.reference, grams.count, 0), matches.starts)  # (S,)
+            picture = corpus.picture[grams.caption[matches.starts]]
+            table[:, k] = numpy.bincount(picture, numpy.minimum(matches.said, most), corpus.images)
+        table[:, ORDERS + k] = numpy.maximum(own - k, 0)
+    table[:, -2] = own
+    table[:, -1] = _closest(lengths, corpus)
+    return table
+
+
+def bleu_from_statistics(sums: Array) -> Array:
+    """BLEU-1..4 (…, 4) from sums of statistics (…, 10), for one picture or many."""
+    sums = numpy.asarray(sums, numpy.float64)
+    precision = (sums[..., :ORDERS] + TINY) / (sums[..., ORDERS : 2 * ORDERS] + SMALL)
+    mean = numpy.cumprod(precision, -1) ** (1.0 / numpy.arange(1, ORDERS + 1))
+    ratio = (sums[..., -2] + TINY) / (sums[..., -1] + SMALL)
+    brevity = numpy.exp(numpy.minimum(0.0, 1.0 - 1.0 / ratio))
+    return mean * brevity[..., None]
+
+
+def _closest(lengths: Array, corpus: Corpus) -> Array:
+    """(images,) the reference length nearest to the candidate's; of two equally near, the shorter."""
+    apart = numpy.abs(lengths - lengths[corpus.is_candidate][corpus.picture])
+    apart[corpus.is_candidate] = lengths.max() + 1  # never the candidate itself
+    width = int(lengths.max()) + 1
+    nearest = numpy.minimum.reduceat(apart * width + lengths, numpy.flatnonzero(corpus.is_candidate))
+    return nearest % width
+
+
+BETA = 1.2  # weight of recall against precision
+
+
+def rouge_l(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -> Scores:
+    """ROUGE-L of tokenized captions, one candidate for each picture; the corpus figure is the mean.
+
+    Raises:
+        MeshcapError: a picture without references, or not as many candidates as pictures.
+    """
+    check(candidates, references)
+    each = numpy.array([rouge_l_of(one, those) for one, those in zip(candidates, references, strict=True)])
+    return Scores(float(each.mean()), each)
+
+
+def rouge_l_of(candidate: Sequence[Hashable], references: Iterable[Sequence[Hashable]]) -> float:
+    """ROUGE-L of one caption. Precision and recall are each the best over the references, before they are joined."""
+    # coco-caption sees one empty word in an empty caption, so that two empty captions are equal.
+    said = candidate or ("",)
+    masks: dict[Hashable, int] = {}
+    for place, word in enumerate(said):
+        masks[word] = masks.get(word, 0) | 1 << place
+    longest, recall = 0, 0.0
+    for reference in references:
+        common = _common(masks, len(said), reference or ("",))
+        longest, recall = max(longest, common), max(recall, common / (len(reference) or 1))
+    if not longest:
+        return 0.0
+    precision = longest / len(said)
+    return (1 + BETA**2) * precision * recall / (recall + BETA**2 * precision)
+
+
+def _common(masks: dict[Hashable, int], length: int, other: Iterable[Hashable]) -> int:
+    """Length of the longest common subsequence of a caption of `length` words, given as places of words, and another.
+
+    A row of the usual table is one integer (Crochemore and others, 2001; Hyyrö, 2004): a bit is 0 where the row
+    steps up, so that one addition does what would be `length` comparisons.
+    """
+    full = (1 << length) - 1
+    row = full
+    for word in other:
+        if mask := masks.get(word):
+            matched = row & mask
+            row = (row + matched) | (row - matched)
+    return length - (row & full).bit_count()  # carries beyond the caption's end change nothing below it

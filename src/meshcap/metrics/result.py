@@ -1,15 +1,23 @@
-"""What scoring finds: the scores of a system, or of two with their differences."""
+"""What scoring gives: metrics by name, scores with bootstrap intervals, differences, and the line that says how.
+
+Every corpus score is a function of sums over pictures: BLEU of its counts, a mean of the picture's own scores. So a
+resample of the pictures is a row of weights (how often each was drawn), all resamples are one product of weights and
+statistics, and no caption is read twice. CIDEr keeps its document frequencies in all resamples: they belong to the
+references, not to the draw.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy
 
-from meshcap.metrics.bootstrap import Array, Difference, Measure, intervals
+import meshcap
+from meshcap.errors import MeshcapError
+from meshcap.metrics.ngrams import BETA
 
 DOMAINS = ("in-domain", "near-domain", "out-domain")  # nocaps', in the order of its tables
 OVERALL = "overall"
@@ -87,3 +95,161 @@ def by_picture(measures: Sequence[Measure], ids: Sequence[str]) -> dict[str, dic
         id: {name: None if math.isnan(value) else value for name, value in zip(names, values, strict=True)}
         for id, *values in zip(ids, *columns, strict=True)
     }
+
+
+Array = numpy.ndarray
+Total = Callable[[Array, int], Array]  # sums of statistics (…, K) over so many pictures -> scores (…)
+
+LEVEL = 0.95
+CHUNK = 4_000_000  # drawn pictures held at once: 32 MB of them, whatever the number of pictures
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A metric on a set of pictures: the score of any part of them is `total` of the sums of `statistics` (N, K).
+
+    per_image (N,) may hold NaN where a picture has no score of its own.
+    """
+
+    name: str
+    per_image: Array
+    statistics: Array
+    total: Total
+
+    @classmethod
+    def mean(cls, name: str, per_image: Array) -> Measure:
+        """A metric that is the mean of the pictures' scores."""
+        return cls(name, per_image, per_image[:, None], _mean)
+
+    def corpus(self, pictures: Array | None = None) -> float:
+        """The score of all pictures, or of these (indices)."""
+        chosen = self.statistics if pictures is None else self.statistics[pictures]
+        return float(self.total(chosen.sum(0), len(chosen)))
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How much better the first of two systems is on the same pictures."""
+
+    value: float
+    interval: tuple[float, float] | None
+    p: float | None
+
+
+def intervals(
+    measures: Sequence[Measure], resamples: int, seed: int, pictures: Array | None = None
+) -> list[tuple[float, float]]:
+    """The percentile interval of each measure, over all pictures or over these (indices)."""
+    return [_interval(values) for values in resampled(measures, resamples, seed, pictures).T]
+
+
+def differences(first: Sequence[Measure], second: Sequence[Measure], resamples: int, seed: int) -> list[Difference]:
+    """First minus second for each pair of measures, both resampled with the same draws of pictures.
+
+    p is two-sided: twice the share of resamples on the rarer side of zero, each share counted with the sample itself
+    as one of them. So p is never 0, and it is about 0.05 where the interval just touches zero.
+    """
+    values = [one.corpus() - other.corpus() for one, other in zip(first, second, strict=True)]
+    if not resamples:
+        return [Difference(value, None, None) for value in values]
+    both = resampled([*first, *second], resamples, seed)
+    apart = both[:, : len(first)] - both[:, len(first) :]  # (B, M)
+    return [
+        Difference(value, _interval(drawn), _two_sided(drawn)) for value, drawn in zip(values, apart.T, strict=True)
+    ]
+
+
+def _mean(sums: Array, pictures: int) -> Array:
+    return sums[..., 0] / pictures
+
+
+def _two_sided(drawn: Array) -> float:
+    below, above = int((drawn <= 0).sum()), int((drawn >= 0).sum())
+    return min(1.0, 2 * (1 + min(below, above)) / (1 + len(drawn)))
+
+
+def _interval(values: Array) -> tuple[float, float]:
+    low, high = numpy.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)
+
+
+def resampled(measures: Sequence[Measure], resamples: int, seed: int, pictures: Array | None = None) -> Array:
+    """(B, M): the scores of each resample."""
+    # BLEU-1..4 share one table of statistics: each table enters the product once.
+    tables = {id(measure.statistics): measure.statistics for measure in measures}
+    joined = numpy.concatenate(list(tables.values()), axis=1)
+    if pictures is not None:
+        joined = joined[pictures]
+    ends = numpy.cumsum([table.shape[1] for table in tables.values()])
+    places = {key: slice(end - table.shape[1], end) for (key, table), end in zip(tables.items(), ends, strict=True)}
+    count = len(joined)
+    sums = numpy.concatenate([weights @ joined for weights in draws(count, resamples, seed)])  # (B, K)
+    scores = [measure.total(sums[:, places[id(measure.statistics)]], count) for measure in measures]
+    return numpy.stack(scores, axis=1)
+
+
+def draws(pictures: int, resamples: int, seed: int) -> Iterator[Array]:
+    """Chunks (b, N) of how often each picture was drawn, with replacement, as many as there are."""
+    random = numpy.random.default_rng(seed)
+    rows = max(1, CHUNK // pictures)
+    for start in range(0, resamples, rows):
+        chunk = min(rows, resamples - start)
+        drawn = random.integers(0, pictures, size=(chunk, pictures))
+        drawn += pictures * numpy.arange(chunk)[:, None]
+        yield numpy.bincount(drawn.ravel(), minlength=chunk * pictures).reshape(chunk, pictures).astype(numpy.float64)
+
+
+BLEU = tuple(f"BLEU-{n}" for n in (1, 2, 3, 4))
+METRICS = (*BLEU, "METEOR", "ROUGE-L", "CIDEr", "CIDEr-plain", "SPICE")  # in the order of the tables
+DEFAULT = (*BLEU, "ROUGE-L", "CIDEr")
+ALSO = {"bleu": BLEU, "rouge": ("ROUGE-L",), "cider-d": ("CIDEr",), "all": METRICS}
+
+# How each is computed. df: where CIDEr counts in how many pictures an n-gram occurs.
+HOW = {
+    "BLEU": "coco,n=1-4,closest",
+    "METEOR": "1.5,en,norm",
+    "ROUGE-L": f"beta={BETA}",
+    "CIDEr": "D,n=1-4,sigma=6,df=references",
+    "CIDEr-plain": "n=1-4,df=references",
+    "SPICE": "1.0",
+}
+
+
+def chosen_metrics(asked: Sequence[str] | str) -> list[str]:
+    """Names as in `METRICS`, from names in any case, "bleu" for four of them, and "all".
+
+    Raises:
+        MeshcapError: an unknown name, or none.
+    """
+    known = {name.lower(): (name,) for name in METRICS} | ALSO
+    wanted: set[str] = set()
+    for name in [asked] if isinstance(asked, str) else asked:
+        if name.lower() not in known:
+            raise MeshcapError(f"there is no metric {name!r}, expected some of bleu, {', '.join(METRICS)}, or all")
+        wanted.update(known[name.lower()])
+    if not wanted:
+        raise MeshcapError(f"no metric was asked for, expected some of bleu, {', '.join(METRICS)}, or all")
+    return [name for name in METRICS if name in wanted]
+
+
+def signature(
+    found: Collection[str],
+    *,
+    tokenizer: str,
+    pictures: int,
+    references: int,
+    bootstrap: int,
+    seed: int,
+    more: Sequence[str] = (),
+) -> str:
+    """One line: two figures can be compared where their lines agree, but for bootstrap and seed.
+
+    Args:
+        found: the metrics that were computed.
+        more: "name:how" of what else was.
+    """
+    parts = [f"meshcap:{meshcap.__version__}", f"tokenizer:{tokenizer}", "eos:no"]
+    kinds = {"BLEU" if name in BLEU else name for name in found}
+    parts += [f"{name}:{how}" for name, how in HOW.items() if name in kinds]
+    drawn = f"{bootstrap},seed={seed},percentile,95%" if bootstrap else "no"
+    return "|".join([*parts, *more, f"pictures:{pictures}", f"references:{references}", f"bootstrap:{drawn}"])

@@ -16,12 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy
 
 from meshcap.errors import MeshcapError
-from meshcap.metrics.bleu import ORDERS, bleu_from_statistics
-from meshcap.metrics.ngrams import Array
+from meshcap.metrics.ngrams import ORDERS, Array, bleu_from_statistics, rouge_l_of
 from meshcap.metrics.reward_arrays import Batch, cider_arrays, prepare
 from meshcap.metrics.reward_compiled import cider_compiled, compiled
 from meshcap.metrics.reward_index import LARGEST_ID, Rarity, References, nbytes
-from meshcap.metrics.rouge import rouge_l_of
 
 if TYPE_CHECKING:
     import torch

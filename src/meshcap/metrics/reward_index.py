@@ -14,7 +14,7 @@ from typing import Any
 import numpy
 
 from meshcap.errors import MeshcapError
-from meshcap.metrics.frequencies import MOST_WORDS, gram_frequencies, inverse
+from meshcap.metrics.cider import MOST_WORDS, gram_frequencies, inverse
 from meshcap.metrics.ngrams import Array, count_grams
 
 WORD_BITS = 16  # of a word in the key of an n-gram

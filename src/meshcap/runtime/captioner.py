@@ -16,7 +16,7 @@ from meshcap.runtime.graphs import open_graphs
 from meshcap.runtime.rules import Rules
 from meshcap.runtime.search import Beam, Found, Graphs, search
 from meshcap.text import Vocabulary
-from meshcap.text.endings import BAD_ENDINGS
+from meshcap.text.sentence import BAD_ENDINGS
 from meshcap.vision.pictures import Source, read_picture
 from meshcap.vision.preprocess import to_square
 
@@ -143,7 +143,7 @@ class Captioner:
 
         def one(picture: int, rank: int, alternatives: tuple[Caption, ...] = ()) -> Caption:
             length = lengths[picture][rank]
-            words, text = self.vocabulary.said(ids[picture][rank][:length])
+            words, text = self.vocabulary.detokenize(ids[picture][rank][:length])
             said, likely = log_probs[picture][rank][:length], probability[picture][rank]
             return Caption(
                 text=text,

@@ -1,4 +1,4 @@
-"""Tokens back to a sentence that a person would write."""
+"""Tokens back to a sentence that a person would write, and which words cannot end one."""
 
 from __future__ import annotations
 
@@ -29,6 +29,21 @@ CASED = {
 }
 NAMES = {("new", "york"), ("new", "england"), ("new", "mexico"), ("big", "ben")}  # the first word has a capital here
 ONE_WORD = {("can", "not"), ("gon", "na"), ("wan", "na"), ("got", "ta"), ("gim", "me"), ("lem", "me")}
+
+
+# Words that no English caption ends with: after an article, a preposition, a conjunction, a possessive or an
+# auxiliary something is missing ("… on a").
+BAD_ENDINGS = frozenset(
+    """
+    a an the this these those some any each every another
+    of on in at by to with for from into onto over under near behind beside between through along across against
+    around above below inside outside towards upon beneath among during without
+    and or but while as than that which who where because
+    his her its their my your our
+    is are was were be being been am has have had does do can will would should could may might
+    very
+    """.split()
+)
 
 
 def join_words(words: Iterable[str], tokenizer: str = "ptb") -> str:

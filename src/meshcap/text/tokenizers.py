@@ -22,8 +22,8 @@ from functools import cache
 
 from meshcap.errors import MeshcapError
 from meshcap.text.ptb import ptb_stream, ptb_tokenize
-from meshcap.text.vocabulary import TOKENIZERS
 
+TOKENIZERS = ("ptb", "unicode", "char")
 LONGEST = 1000  # characters to compose at once; it takes the square of that when somebody piles up accents
 
 _UNSEEN = re.compile(
@@ -43,7 +43,7 @@ _WORD = re.compile(r"im*+|k[km]*+|[a0]m*+(?:[a0]m*+|['·](?=[a0])|(?<=0)\.(?=0))
 _SIGN = re.compile(r"(?:rr|l*+v++t*+|l++|t++|e(?:m*+j++e)*+|[^ mj])[mj]*+|[mj]++")
 
 
-def tokenizer(name: str) -> Callable[[str], list[str]]:
+def get_tokenizer(name: str) -> Callable[[str], list[str]]:
     """The function that splits one caption into tokens.
 
     Raises:
@@ -60,7 +60,7 @@ def tokenize_each(name: str, captions: Iterable[str]) -> Iterator[list[str]]:
     Raises:
         MeshcapError: a name that is none of `TOKENIZERS`, a string instead of captions.
     """
-    one = tokenizer(name)
+    one = get_tokenizer(name)
     if isinstance(captions, str):
         raise MeshcapError("a string was given, expected several captions: put it into a list")
     return ptb_stream(captions) if name == "ptb" else map(one, captions)

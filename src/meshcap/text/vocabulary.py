@@ -23,9 +23,9 @@ from typing import Any
 from meshcap.errors import MeshcapError
 from meshcap.files import write_text
 from meshcap.text.sentence import full_stop, join_words
+from meshcap.text.tokenizers import TOKENIZERS, get_tokenizer
 
 SPECIAL = ("<unk>", "<pad>", "<bos>", "<eos>")
-TOKENIZERS = ("ptb", "unicode", "char")
 LARGEST_FILE = 64 * 2**20  # bytes; the public vocabulary is 0.6 MB, so a larger file is a mistake or an attack
 # Where the tokenizer's name lives. `tokenizers` refuses unknown keys at the top of its file, and drops those inside
 # `model` by accident only; a pre-tokenizer ignores them by rule. A file saved again by `tokenizers` loses the key and
@@ -164,9 +164,7 @@ class Vocabulary:
 
     def tokens(self, caption: str) -> list[str]:
         """Split a caption as the captions were that this vocabulary was built from: `encode(tokens(caption))`."""
-        from meshcap.text.tokenizers import tokenizer  # not above: it knows this file
-
-        return tokenizer(self.tokenizer)(caption)
+        return get_tokenizer(self.tokenizer)(caption)
 
     def encode(self, tokens: Sequence[str]) -> list[int]:
         """Ids of tokens, unknown ones as `<unk>`. Adds no `<bos>` or `<eos>`."""
@@ -213,7 +211,7 @@ class Vocabulary:
         text = join_words(self._spoken(words), self.tokenizer)
         return full_stop(text, self.tokenizer) if SPECIAL[3] in words else text
 
-    def said(self, ids: Sequence[int]) -> tuple[list[str], str]:
+    def detokenize(self, ids: Sequence[int]) -> tuple[list[str], str]:
         """The words of a caption, and its sentence."""
         return self.decode(ids), self.sentence(ids)
 

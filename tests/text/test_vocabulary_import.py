@@ -21,9 +21,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from meshcap.errors import MeshcapError
-from meshcap.text import Vocabulary, foreign
-from meshcap.text.foreign import read_vocabulary
+from meshcap.text import Vocabulary, vocabulary_import
 from meshcap.text.vocabulary import LARGEST_FILE, SPECIAL
+from meshcap.text.vocabulary_import import read_vocabulary
 
 WORDS = [*SPECIAL, "a", "on", "dog", "café", "猫", "🐕", " ", "\n "]
 
@@ -183,7 +183,7 @@ def test_too_large_a_file(tmp_path: Path) -> None:
 def test_too_many_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = b"\x80\x02" + b"]" * 100 + b"."
     refused(write(tmp_path, raw), "without the word list")
-    monkeypatch.setattr(foreign, "MOST_STEPS", 100)
+    monkeypatch.setattr(vocabulary_import, "MOST_STEPS", 100)
     refused(write(tmp_path, raw), "more than 100 steps")
 
 

@@ -3,8 +3,8 @@
 import numpy
 import pytest
 
-from meshcap.metrics.bleu import bleu, bleu_from_statistics, bleu_statistics
-from meshcap.metrics.bootstrap import Measure, differences, draws, intervals, resampled
+from meshcap.metrics.ngrams import bleu, bleu_from_statistics, bleu_statistics
+from meshcap.metrics.result import Measure, differences, draws, intervals, resampled
 
 
 def mean(values: numpy.ndarray, name: str = "m") -> Measure:
@@ -41,7 +41,7 @@ def test_resamples_are_what_scoring_the_drawn_pictures_again_gives() -> None:
 
 def test_draws_come_in_chunks_and_are_uniform(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = numpy.concatenate(list(draws(50, 400, seed=1)))
-    monkeypatch.setattr("meshcap.metrics.bootstrap.CHUNK", 1000)
+    monkeypatch.setattr("meshcap.metrics.result.CHUNK", 1000)
     chunks = list(draws(50, 400, seed=1))
     assert len(chunks) == 20
     assert (numpy.concatenate(chunks) == whole).all()
