@@ -126,7 +126,7 @@ def bench_caption(
 
 def draw_photos(folder: Path, count: int) -> list[str]:
     """JPEG files of 640 × 480 pixels."""
-    from meshcap.data.draw import draw_scene
+    from meshcap.data.scenes import draw_scene
 
     paths = []
     for number in range(count):

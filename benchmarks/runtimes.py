@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # this repository, when run 
 from benchmarks import common
 from benchmarks.common import optional_row, progress, report, set_up
 from meshcap.captioner import Captioner
-from meshcap.data.draw import draw_scene
+from meshcap.data.scenes import draw_scene
 from meshcap.errors import FailedError
 from meshcap.export import as_saved, export_captioner
 

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # this repository, when run 
 
 from benchmarks import common
 from benchmarks.common import Row, progress, report, set_up
-from meshcap.data.draw import draw_scene
+from meshcap.data.scenes import draw_scene
 from meshcap.errors import FailedError, MeshcapError
 
 SETTINGS: dict[str, tuple[str, ...]] = {

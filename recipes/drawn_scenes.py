@@ -27,8 +27,8 @@ from torch import Tensor
 
 from meshcap.captioner import Caption, Captioner
 from meshcap.data import Sample, read_dataset
-from meshcap.data.drawn import draw_dataset, facts_of
-from meshcap.data.tell import mistakes, statements
+from meshcap.data.scene_captions import mistakes, statements
+from meshcap.data.scenes import draw_dataset, facts_of
 from meshcap.decoding import Beam
 from meshcap.errors import MeshcapError
 from meshcap.explain.heatmap import wrapped

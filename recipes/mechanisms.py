@@ -26,7 +26,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from meshcap.captioner import Captioner
-from meshcap.data.draw import draw_scene
+from meshcap.data.scenes import draw_scene
 from meshcap.explain import Explanation, explain
 from meshcap.explain.heatmap import as_grid, overlay, wrapped
 from meshcap.files import write_file

@@ -9,7 +9,7 @@ import torch
 
 import tiny
 from meshcap import Captioner, MeshcapError, Regions
-from meshcap.data.draw import draw_scene
+from meshcap.data.scenes import draw_scene
 from meshcap.decoding import Beam, Greedy, Sample
 from meshcap.text import Vocabulary
 from meshcap.vision import create_vision

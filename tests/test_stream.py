@@ -14,7 +14,7 @@ from PIL import Image
 
 import tiny
 from meshcap import Captioner, MeshcapError
-from meshcap.data.draw import draw_scene
+from meshcap.data.scenes import draw_scene
 from meshcap.stream import AHEAD, stream, together
 from meshcap.text import Vocabulary
 from meshcap.vision import create_vision

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from meshcap import cli
-from meshcap.data.draw import draw_scene
+from meshcap.data.scenes import draw_scene
 
 # The smallest captioner that still has every part: two layers would test nothing more.
 SMALL = {

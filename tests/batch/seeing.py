@@ -4,7 +4,7 @@ from pathlib import Path
 
 import tiny
 from meshcap import Captioner
-from meshcap.data.draw import draw_scene
+from meshcap.data.scenes import draw_scene
 from meshcap.text import Vocabulary
 from meshcap.vision import create_vision
 

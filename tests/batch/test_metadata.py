@@ -12,7 +12,7 @@ from PIL import Image, IptcImagePlugin, PngImagePlugin
 
 from meshcap import MeshcapError
 from meshcap.batch import metadata
-from meshcap.data.draw import draw_scene
+from meshcap.data.scenes import draw_scene
 
 DESCRIPTION, MAKE, ORIENTATION, MAKER_NOTE, EXIF_IFD = 0x010E, 0x010F, 0x0112, 0x927C, 0x8769
 TEXT = "A cat & a <dog> “sit” in Zürich."

@@ -17,7 +17,7 @@ from meshcap import Captioner, cli, folders
 from meshcap.batch.inputs import list_pictures
 from meshcap.cli.caption_lines import shown
 from meshcap.cli.caption_wishes import Wishes
-from meshcap.data.draw import draw_scene
+from meshcap.data.scenes import draw_scene
 from meshcap.decoding import Beam, DiverseBeam, Sample
 from meshcap.errors import MeshcapError
 from meshcap.evaluation.calibration import Calibration

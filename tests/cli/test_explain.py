@@ -8,7 +8,7 @@ from PIL import Image
 
 import tiny
 from meshcap import Captioner
-from meshcap.data.draw import draw_scene
+from meshcap.data.scenes import draw_scene
 from meshcap.text import Vocabulary
 from meshcap.vision.backbone import Patches
 from tiny_data import call

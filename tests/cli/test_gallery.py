@@ -13,7 +13,7 @@ from rich.console import Console
 
 import tiny_captioner
 from meshcap.cli.gallery import HALF, MOST_COLUMNS, MOST_ROWS, can_draw, entry, half_blocks
-from meshcap.data.draw import draw_scene
+from meshcap.data.scenes import draw_scene
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 

@@ -22,7 +22,7 @@ import numpy
 
 import tiny
 from meshcap.captioner import Captioner
-from meshcap.data.draw import draw_scene
+from meshcap.data.scenes import draw_scene
 from meshcap.evaluation.calibration import Calibration
 from meshcap.regions import Regions
 from meshcap.text import Vocabulary

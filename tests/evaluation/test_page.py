@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from meshcap.data.draw import draw_scene
+from meshcap.data.scenes import draw_scene
 from meshcap.errors import MeshcapError
 from meshcap.evaluation.charts import curves_of
 from meshcap.evaluation.drawing import Drawing

@@ -10,7 +10,7 @@ from PIL import Image
 
 import tiny
 from meshcap import Captioner, MeshcapError
-from meshcap.data.draw import draw_scene
+from meshcap.data.scenes import draw_scene
 from meshcap.decoding import Greedy
 from meshcap.evaluation.calibration import Calibration
 from meshcap.explain import explain

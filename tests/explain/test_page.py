@@ -13,7 +13,7 @@ from PIL import Image
 
 import tiny
 from meshcap import Captioner, MeshcapError
-from meshcap.data.draw import draw_scene
+from meshcap.data.scenes import draw_scene
 from meshcap.explain import Explanation, explain
 from meshcap.explain.heatmap import draw_sheet, write_sheet
 from meshcap.explain.page import page, percent, write_page

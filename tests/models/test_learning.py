@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import tiny_data
 from meshcap import Captioner
 from meshcap.attention import State
-from meshcap.data.draw import draw_scene
+from meshcap.data.scenes import draw_scene
 from meshcap.decoding import Beam, Rules, decode
 from meshcap.models import MODELS, create_model, register
 from meshcap.models.recurrent import Carry, Cell, Looks, RecurrentCaptioner, RecurrentConfig, for_each, mean_region

@@ -10,7 +10,7 @@ import typer
 from PIL import Image
 from typer.testing import CliRunner
 
-from meshcap.data.drawn import draw_dataset
+from meshcap.data.scenes import draw_dataset
 from meshcap.training.log import read_log
 from meshcap.training.run import LOG
 from recipes import drawn_scenes as demo

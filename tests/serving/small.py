@@ -13,7 +13,7 @@ from PIL import Image
 
 import tiny
 from meshcap.captioner import Captioner
-from meshcap.data.draw import draw_scene
+from meshcap.data.scenes import draw_scene
 from meshcap.serving.app import create_app, listen
 from meshcap.serving.fetch import Fetcher
 from meshcap.serving.limits import Limits

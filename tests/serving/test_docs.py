@@ -14,7 +14,7 @@ from PIL import Image
 
 from meshcap.captioner import Captioner
 from meshcap.cli.serve import serve
-from meshcap.data.draw import draw_scene
+from meshcap.data.scenes import draw_scene
 from meshcap.serving import app as server
 from meshcap.serving.metrics import Metrics
 from meshcap.serving.wishes import Wishes

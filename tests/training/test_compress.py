@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from meshcap.data.draw import draw_scene
+from meshcap.data.scenes import draw_scene
 from meshcap.training.compress import compress_some, compressed, steps_at
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 import tiny_data
 from meshcap.data import read_dataset
 from meshcap.data.dataset import FileSource, Sample
-from meshcap.data.draw import draw_scene
+from meshcap.data.scenes import draw_scene
 from meshcap.data.workers import ahead_of_reader
 from meshcap.errors import MeshcapError
 from meshcap.training import pixels as pixels_module

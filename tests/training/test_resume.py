@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import tiny_data
 from meshcap.captioner import Captioner
-from meshcap.data.draw import draw_scene
+from meshcap.data.scenes import draw_scene
 from meshcap.training.log import read_log
 from meshcap.training.trainer import Trainer
 

@@ -10,7 +10,7 @@ import tiny
 import tiny_captioner
 import tiny_data
 from meshcap import Captioner
-from meshcap.data.draw import draw_scene
+from meshcap.data.scenes import draw_scene
 from meshcap.errors import MeshcapError
 from meshcap.text import Vocabulary
 from meshcap.training.start import resized

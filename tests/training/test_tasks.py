@@ -13,7 +13,7 @@ from torch import Tensor
 
 import tiny
 from meshcap.data.dataset import Sample
-from meshcap.data.draw import draw_scene
+from meshcap.data.scenes import draw_scene
 from meshcap.metrics.cider import cider_d
 from meshcap.training.distributed import World
 from meshcap.training.eyes import Looking

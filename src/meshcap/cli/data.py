@@ -129,7 +129,7 @@ def draw(
 
     Example: meshcap data draw scenes --count 1000
     """
-    from meshcap.data.drawn import draw_dataset
+    from meshcap.data.scenes import draw_dataset
 
     with _progress("drawing", count + val + test) as progress:
         made = draw_dataset(

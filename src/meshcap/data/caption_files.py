@@ -363,6 +363,5 @@ def _strings(value: object) -> TypeGuard[list[str]]:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
-
 def short(id: str) -> str:
     return reprlib.repr(id)

@@ -171,6 +171,7 @@ def hashed_splits(ids: Iterable[str], *, val: float, test: float, alone: bool = 
 
 # A dataset without some of its training pictures: those that `meshcap data check --leave-out` named, say.
 
+
 def without(dataset: Dataset, file: Path) -> Dataset:
     """Leave out the training pictures whose ids a file names, one a line; lines that begin with # say something else.
 

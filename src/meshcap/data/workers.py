@@ -98,6 +98,7 @@ def leave_with_parent() -> None:
 
 # Pictures as the bytes of their pixels, by a function that worker processes run: it needs no torch.
 
+
 def square(sample: Sample, *, size: int, geometry: str, pre_resize: int = 0) -> bytes:
     """size · size · 3 bytes, rows from the top: what `Preprocess.pixels` makes of the picture, with channels last.
 

@@ -1,6 +1,6 @@
 """What can truly be said of a drawn scene, and whether a caption of one is true.
 
-`tell` makes captions and `mistakes` reads captions, both by the tables below. Captions are lower-case words with
+`write_captions` makes captions and `mistakes` reads them, both by the tables below. Captions are lower-case words with
 spaces between, as the PTB tokenizer leaves them.
 """
 
@@ -105,17 +105,17 @@ def spots(thing: Thing) -> set[str]:
     return {spot for spot, is_true in true.items() if is_true} or {"middle"}
 
 
-# Telling
+# Writing captions
 
 # A template gets the things in reading order, a phrase for the background, and random numbers. It returns None where
 # what it would say is not true of these things.
 Template = Callable[[list[Thing], str, random.Random], str | None]
 
 
-def tell(things: Sequence[Thing], background: str, rng: random.Random, count: int = 5) -> list[str]:
+def write_captions(things: Sequence[Thing], background: str, rng: random.Random, count: int = 5) -> list[str]:
     """`count` different true captions.
 
-    Things are told as people read, from left to right and from top to bottom. In random order, which thing comes
+    Things are named as people read, from left to right and from top to bottom. In random order, which thing comes
     next is a toss-up that no picture decides, and whoever says "left" must first find again what was just named.
     """
     templates = {1: ONE, 2: TWO, 3: THREE}[len(things)]
