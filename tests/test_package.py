@@ -154,3 +154,6 @@ def test_version_has_one_source() -> None:
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert not re.search(r"^version\s*=", text, re.MULTILINE)
     assert re.fullmatch(r"\d+\.\d+\.\d+\S*", meshcap.__version__)
+    # Those who repeat it are held to it.
+    assert f"\nversion: {meshcap.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\n## [{meshcap.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # the same table again, in the form that type checkers read
     from meshcap.models import M2, M2Config, create_model, list_models, load_model
     from meshcap.regions import Regions
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "M2",

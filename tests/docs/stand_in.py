@@ -122,7 +122,7 @@ def pip() -> None:
     if sys.argv[1] != "install":
         sys.exit(f"pip {sys.argv[1]}?")
     for word in sys.argv[2:]:
-        for extras in re.findall(r"^meshcap\[(.+)\]$", word):
+        for extras in re.findall(r"^(?:meshcap|\.)\[(.+)\]$", word):
             if unknown := set(extras.split(",")) - set(project["optional-dependencies"]):
                 sys.exit(f"no extra {unknown}")
 
