@@ -15,7 +15,7 @@ mkdir -p "$out"
 
 # Pictures in shards, once, as they are where they are small; larger ones are best made small first (--size 256 --format jpg
 # --quality 90). The same command goes on where it was stopped.
-meshcap data pack "$captions" "$out/packed" --pictures "$pictures" --size 0 --shard-mb 64 --skip-broken
+meshcap data pack "$captions" --out "$out/packed" --pictures "$pictures" --size 0 --shard-mb 64 --skip-broken
 
 # Karpathy's split has a few training pictures twice, once in val or test: they are not learned from. (Exit code 1 says
 # that there are some.)

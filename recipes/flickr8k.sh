@@ -7,7 +7,7 @@ set -euo pipefail
 captions=$1 pictures=$2 out=$3
 data=$out/packed
 mkdir -p "$out"
-meshcap data pack "$captions" "$data" --pictures "$pictures" --size 256 --format jpg --quality 85
+meshcap data pack "$captions" --out "$data" --pictures "$pictures" --size 256 --format jpg --quality 85
 
 # pictures, steps of cross-entropy, self-critical steps, pictures of a step, steps between validations, the two learning rates
 tune() {

@@ -85,8 +85,8 @@ def test_a_missing_picture_is_code_1(folder: Path, capsys: pytest.CaptureFixture
 def test_misuse_is_code_2_and_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words in (
         ["check", folder / "nonesuch"],
-        ["pack", folder, folder / "captions.csv"],
-        ["pack", folder, "x", "--size", 3],
+        ["pack", folder, "--out", folder / "captions.csv"],
+        ["pack", folder, "--out", "x", "--size", 3],
     ):
         code, out, err = call(capsys, *words)
         assert (code, out) == (2, "")
@@ -95,7 +95,7 @@ def test_misuse_is_code_2_and_one_line(folder: Path, capsys: pytest.CaptureFixtu
 
 def test_pack_and_check_what_was_packed(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "packed"
-    words = ["pack", folder, out, "--size", 32, "--format", "jpg", "--workers", 1]
+    words = ["pack", folder, "--out", out, "--size", 32, "--format", "jpg", "--workers", 1]
     code, said, err = call(capsys, *words)
     assert (code, err) == (0, "")
     assert "train 9, val 3 pictures in 2 shards" in said
@@ -115,7 +115,7 @@ def test_pack_leaves_broken_pictures_out_when_told(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "5.png").write_bytes(b"nothing")
-    words = ["pack", folder, tmp_path / "packed", "--size", 32, "--workers", 1]
+    words = ["pack", folder, "--out", tmp_path / "packed", "--size", 32, "--workers", 1]
     code, _, err = call(capsys, *words)
     assert code == 2
     assert "5.png" in err and "--skip-broken" in err and err.count("\n") == 1
@@ -126,10 +126,10 @@ def test_pack_leaves_broken_pictures_out_when_told(
 
 def test_draw(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--count", 10, "--val", 3, "--test", 4, "--size", 64, "--workers", 1]
-    code, out, _ = call(capsys, "draw", tmp_path / "scenes", *words, "--json")
+    code, out, _ = call(capsys, "draw", "--out", tmp_path / "scenes", *words, "--json")
     assert code == 0
     assert json.loads(out)["pictures"] == {"test": 4, "val": 3, "train": 10}
-    code, _, err = call(capsys, "draw", tmp_path / "scenes", *words, "--seed", 1)
+    code, _, err = call(capsys, "draw", "--out", tmp_path / "scenes", *words, "--seed", 1)
     assert code == 2
     assert "choose another folder" in err
 

@@ -9,8 +9,8 @@ import typer
 from PIL import Image
 from typer.testing import CliRunner
 
-from meshcap.cli import data_features
-from meshcap.cli.data_features import features
+from meshcap.cli.data import features
+from meshcap.data import feature_writer
 from meshcap.data.features import open_features
 from meshcap.errors import MeshcapError
 from meshcap.vision import create_vision, read_picture, save_vision
@@ -87,9 +87,9 @@ def test_a_broken_picture_stops_and_the_next_run_goes_on(
     assert {file.stem for file in (tmp_path / "a.hdf5.part").glob("*.safetensors")} == {"scene0", "scene1"}
 
     looked: list[str] = []
-    read = data_features.read_pixels
+    read = feature_writer.read_pixels
     monkeypatch.setattr(
-        data_features, "read_pixels", lambda source, how: looked.append(str(source)) or read(source, how)
+        feature_writer, "read_pixels", lambda source, how: looked.append(str(source)) or read(source, how)
     )
     features(photos, out, vision="patches", batch_size=2, device="cpu", skip_broken=True, json=True)
     told, warning = capsys.readouterr()
@@ -184,7 +184,7 @@ def test_reading_ahead_keeps_order_and_is_bounded() -> None:
         begun.append(item)
         return item * item
 
-    results = data_features.ahead(work, iter(range(100)), 8)
+    results = feature_writer.read_ahead(work, iter(range(100)), 8)
     assert next(results) == 0
     assert len(begun) <= 8
     assert list(results) == [number * number for number in range(1, 100)]

@@ -111,7 +111,7 @@ def test_nocaps(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_table_of_pictures(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = folder / "each.csv"
-    assert call(capsys, folder / "a.json", "--references", folder / "refs.json", "--per-image", path)[0] == 0
+    assert call(capsys, folder / "a.json", "--references", folder / "refs.json", "--out", path)[0] == 0
     with open(path, encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     found = score(CANDIDATES, REFERENCES)
@@ -119,7 +119,7 @@ def test_table_of_pictures(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert [row["caption"] for row in rows] == list(CANDIDATES.values())
     assert [float(row["CIDEr"]) for row in rows] == [each["CIDEr"] for each in found.per_image.values()]
     where = folder / "none" / "x.csv"
-    mistake(call(capsys, folder / "a.json", "--references", folder / "refs.json", "--per-image", where), "written")
+    mistake(call(capsys, folder / "a.json", "--references", folder / "refs.json", "--out", where), "written")
 
 
 def test_warnings_are_on_stderr_and_in_the_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -171,9 +171,11 @@ def test_mistakes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mistake(call(capsys, folder / "a.json", *refs, "--metrics", "bleurt"), "there is no metric 'bleurt'")
     mistake(call(capsys, folder / "a.json", *refs, "--split", "val"), "has no splits")
     mistake(call(capsys, folder / "a.json", *refs, "--synonyms", folder / "x"), "--synonyms is for CHAIR")
-    mistake(call(capsys, folder / "a.json", *refs, "--images", folder), "--images is for CLIPScore")
-    mistake(call(capsys, folder / "a.json", *refs, "--clip", folder), "--clip needs --images")
-    mistake(call(capsys, folder / "a.json", *refs, "--clip", folder, "--images", folder), "3 of 3 pictures are not in")
+    mistake(call(capsys, folder / "a.json", *refs, "--pictures", folder), "--pictures is for CLIPScore")
+    mistake(call(capsys, folder / "a.json", *refs, "--clip", folder), "--clip needs --pictures")
+    mistake(
+        call(capsys, folder / "a.json", *refs, "--clip", folder, "--pictures", folder), "3 of 3 pictures are not in"
+    )
     write(folder / "b.json", {"1": "a"})
     mistake(call(capsys, folder / "b.json", *refs), "2 pictures have references and no candidate (first: '2')")
     mistake(call(capsys, folder / "a.json", *refs, "--against", folder / "b.json"), "no candidate of the other system")

@@ -139,8 +139,6 @@ def made_by(words: list[str]) -> list[str]:
     if "--resume" in words:
         return []
     made = [words[words.index("--out") + 1]] if "--out" in words else []
-    if words[:2] in (["data", "pack"], ["data", "draw"]):
-        made.append(words[-1] if words[1] == "draw" else words[3])
     return made
 
 

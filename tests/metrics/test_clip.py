@@ -91,11 +91,11 @@ def test_scores_are_those_of_transformers_own_forward_pass(folder: Path, tmp_pat
 def test_through_score(folder: Path, tmp_path: Path) -> None:
     draw(tmp_path / "COCO_val2014_000000000001.jpg", (20, 12))
     draw(tmp_path / "deep" / "000000000002.png", (9, 31), seed=2)
-    found = score({1: "a dog", 2: "a cat"}, {1: ["dogs"], 2: ["cats"]}, clip=folder, images=tmp_path, bootstrap=20)
+    found = score({1: "a dog", 2: "a cat"}, {1: ["dogs"], 2: ["cats"]}, clip=folder, pictures=tmp_path, bootstrap=20)
     assert list(found.scores)[-2:] == ["CLIPScore", "RefCLIPScore"]
     assert 0 <= found.per_image["1"]["CLIPScore"] <= 2.5
     assert "|CLIPScore:tiny-clip,w=2.5|" in found.signature
-    with pytest.raises(MeshcapError, match=r"CLIPScore needs the pictures: give their folder with --images"):
+    with pytest.raises(MeshcapError, match=r"CLIPScore needs the pictures: give their folder with --pictures"):
         score({1: "a dog"}, {1: ["dogs"]}, clip=folder)
 
 

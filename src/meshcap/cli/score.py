@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from meshcap.metrics import Comparison, Result
 
-COUNTED = ("vocabulary", "length")  # of what is told about habits: these are numbers, the others shares or scores
+COUNTED = ("vocabulary", "length")  # of what is people about habits: these are numbers, the others shares or scores
 SCORES = ("Div-1", "Div-2", "mBLEU-4", "self-CIDEr")
 
 
@@ -43,10 +43,10 @@ def score(
     objects: Annotated[Path | None, typer.Option(help="Objects in the pictures (COCO instances), for CHAIR.")] = None,
     synonyms: Annotated[Path | None, typer.Option(help="CHAIR's own synonyms file, instead of ours.")] = None,
     clip: Annotated[Path | None, typer.Option(help="A CLIP folder, for CLIPScore (extra hf).")] = None,
-    images: Annotated[Path | None, typer.Option(help="The folder of the pictures, for CLIPScore.")] = None,
+    pictures: Annotated[Path | None, typer.Option(help="The folder of the pictures, for CLIPScore.")] = None,
     bootstrap: Annotated[int, typer.Option(min=0, help="Resamples for the intervals; 0: none.")] = 1000,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of the resamples.")] = 0,
-    per_image: Annotated[Path | None, typer.Option(help="Write each picture's scores to this CSV file.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Write each picture's scores to this CSV file.")] = None,
     json: options.Json = False,
 ) -> None:
     """Score captions as the field does: BLEU, ROUGE-L, CIDEr, with 95 % intervals and a signature.
@@ -62,43 +62,43 @@ def score(
 
     if synonyms and not objects:
         raise MeshcapError("--synonyms is for CHAIR, which needs --objects")
-    if images and not clip:
-        raise MeshcapError("--images is for CLIPScore, which needs --clip")
-    if clip and not images:
-        raise MeshcapError("--clip needs --images, the folder of the pictures")
-    asked = [name.strip() for name in metrics.split(",") if name.strip()]
+    if pictures and not clip:
+        raise MeshcapError("--pictures is for CLIPScore, which needs --clip")
+    if clip and not pictures:
+        raise MeshcapError("--clip needs --pictures, the folder of the pictures")
+    chosen = [name.strip() for name in metrics.split(",") if name.strip()]
     words = Synonyms.read(synonyms) if synonyms else Synonyms.ours()
-    said = read_candidates(candidates, split=split)
+    captions = read_candidates(candidates, split=split)
     other = read_candidates(against, split=split) if against else None
-    told = read_references(references, split=split, like=said)
+    people = read_references(references, split=split, like=captions)
     with Console(stderr=True).status("reading") as status:
         settings = {
             "tokenizer": tokenizer,
-            "metrics": asked + ["meteor"] * meteor + ["spice"] * spice,
+            "metrics": chosen + ["meteor"] * meteor + ["spice"] * spice,
             "bootstrap": bootstrap,
             "seed": seed,
             "subset": subset,
-            "domains": told.domains,
+            "domains": people.domains,
             "training": read_training(training) if training else None,
             "objects": read_objects(objects, words) if objects else None,
             "synonyms": words,
             "clip": clip,
-            "images": images,
-            "files": told.files,
-            "tell": status.update,
+            "pictures": pictures,
+            "files": people.files,
+            "report": status.update,
         }
         if other is None:
-            comparison, result = None, score_captions(said, told.captions, **settings)  # type: ignore[arg-type]
+            comparison, result = None, score_captions(captions, people.captions, **settings)  # type: ignore[arg-type]
         else:
-            comparison = compare(said, other, told.captions, **settings)
+            comparison = compare(captions, other, people.captions, **settings)
             result = comparison.first
-    warnings = [*told.warnings, *result.warnings]
+    warnings = [*people.warnings, *result.warnings]
     if comparison:
         warnings += [f"{against}: {line}" for line in comparison.second.warnings if line not in result.warnings]
     for line in warnings:
         typer.echo(f"warning: {line}", err=True)
-    if per_image:
-        _write_table(per_image, result, said)
+    if out:
+        _write_table(out, result, captions)
     if json:
         found = (comparison or result).to_dict() | {"warnings": warnings}
         typer.echo(json_format.dumps(found, ensure_ascii=False, allow_nan=False))

@@ -1,4 +1,4 @@
-"""Writing region features of many pictures, so that a killed run goes on where it was.
+"""Region features of many pictures: computed by a backbone and written, so that a killed run goes on where it was.
 
 Every picture is written at once, to a file of its own in a folder, under another name first: whatever is there is
 whole. For an HDF5 file that folder is `<file>.part`, packed into the file at the end (which for that moment takes the
@@ -7,24 +7,36 @@ room of both) and then removed: an HDF5 file that was being written when its pro
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from meshcap.data.dataset import FileSource, Source
 from meshcap.data.features import HDF5, SETTINGS, Folder, OneFile, as_name, h5py_module
+from meshcap.data.read import dataset_files, read_dataset
 from meshcap.errors import MeshcapError
 from meshcap.files import remove_unfinished, write_file, write_text
+from meshcap.vision.backbone import Vision
+from meshcap.vision.pictures import is_picture_path, read_picture
+from meshcap.vision.preprocess import Preprocess
 
 Format = Literal["hdf5", "safetensors", "npy"]
 Precision = Literal["float16", "float32"]
+Item = TypeVar("Item")
+Done = TypeVar("Done")
 
 
 def format_of(path: Path) -> Format:
@@ -206,3 +218,134 @@ def _save(path: Path, arrays: dict[str, Tensor]) -> None:
 def _brief(setting: Any) -> str:
     told = json.dumps(setting, ensure_ascii=False)
     return told if len(told) <= 60 else told[:59] + "…"
+
+
+@dataclass(frozen=True)
+class ComputedFeatures:
+    """What `compute_features` did."""
+
+    pictures: int  # that have features now
+    new: int  # of them, computed by this run
+    width: int  # numbers of a region
+    broken: list[str]  # one line for each picture that cannot be read
+
+
+@torch.inference_mode()
+def compute_features(
+    sources: Mapping[str, Source],
+    vision: Vision,
+    out: str | Path,
+    *,
+    format: Format | None = None,
+    precision: Precision = "float16",
+    batch_size: int = 32,
+    skip_broken: bool = False,
+    progress: Callable[[int], object] | None = None,
+) -> ComputedFeatures:
+    """Run a backbone over pictures and write their regions. Pictures that are there from a run before are not read.
+
+    Args:
+        sources: id -> picture, as `picture_sources` finds them.
+        vision: on the device and in the dtype to compute with.
+        skip_broken: leave unreadable pictures out instead of stopping.
+        progress: called with the number of pictures done, now and then.
+
+    Raises:
+        MeshcapError: a picture that cannot be read, none that can, or a file that was made by another backbone.
+    """
+    settings = {"vision": vision.name, **vision.settings(), "weights": weights_digest(vision)}
+    broken: list[str] = []
+
+    def read(item: tuple[str, Source]) -> tuple[str, Tensor | MeshcapError]:
+        try:
+            return item[0], read_pixels(item[1], vision.preprocess)
+        except MeshcapError as error:
+            return item[0], error
+
+    with FeatureWriter(out, format=format, settings=settings, precision=precision) as writer:
+        todo = [(id, source) for id, source in sources.items() if id not in writer.done]
+        done = len(sources) - len(todo)
+        reading = read_ahead(read, todo, 4 * batch_size)
+        while batch := list(islice(reading, batch_size)):
+            for _, pixels in batch:
+                if isinstance(pixels, MeshcapError):
+                    if not skip_broken:
+                        raise MeshcapError(f"{pixels} (--skip-broken goes on without it)") from pixels
+                    broken.append(str(pixels))
+            readable = [(id, pixels) for id, pixels in batch if not isinstance(pixels, MeshcapError)]
+            if readable:
+                regions = vision(torch.stack([pixels for _, pixels in readable]).to(vision.device))
+                boxes = [None] * len(readable) if regions.boxes is None else regions.boxes.cpu()
+                for (id, _), features, own_boxes in zip(readable, regions.features.cpu(), boxes, strict=True):
+                    writer.add(id, features, own_boxes)
+            done += len(batch)
+            if progress:
+                progress(done)
+        if len(broken) == len(sources):
+            raise MeshcapError(f"none of {len(sources):,} pictures can be read (first: {broken[0]})")
+    return ComputedFeatures(len(sources) - len(broken), len(todo) - len(broken), vision.width, broken)
+
+
+def picture_sources(data: str | Path, pictures: Path | None = None, split: str | None = None) -> dict[str, Source]:
+    """id -> picture of a dataset, or of a folder with nothing but pictures (whose ids are their names).
+
+    Raises:
+        MeshcapError: there are none, or a sample has none.
+    """
+    folder = Path(data)
+    if folder.is_dir() and pictures is None and split is None:
+        files = sorted(path for path in folder.rglob("*") if is_picture_path(path) and not path.name.startswith("."))
+        try:
+            dataset_files(folder)
+        except MeshcapError:
+            if not files:
+                raise
+            sources: dict[str, Source] = {}
+            for file in files:
+                if file.stem in sources:
+                    raise MeshcapError(
+                        f"{sources[file.stem]} and {file} have one name: expected one a picture"
+                    ) from None
+                sources[file.stem] = FileSource(file)
+            return sources
+    dataset = read_dataset(data, pictures=pictures)
+    samples = list(dataset) if split is None else dataset.split(split)
+    without = [sample.id for sample in samples if sample.picture is None]
+    if without:
+        raise MeshcapError(
+            f"{len(without):,} of {len(samples):,} pictures have no file in {data} (first: {without[0]})"
+        )
+    return {sample.id: sample.picture for sample in samples if sample.picture is not None}
+
+
+def read_pixels(source: Source, preprocess: Preprocess) -> Tensor:
+    """(3, size, size) uint8 of a picture, or a MeshcapError that names it."""
+    content = source.read()
+    try:
+        return preprocess.pixels(read_picture(content, at_least=preprocess.size))
+    except MeshcapError as error:
+        raise MeshcapError(f"{source}: {error}") from error
+
+
+def read_ahead(work: Callable[[Item], Done], items: Iterable[Item], most: int) -> Iterator[Done]:
+    """`map` by threads, in order, at most `most` results before they are asked for. (Decoding releases the lock.)"""
+    with ThreadPoolExecutor() as pool:
+        waiting: deque[Future[Done]] = deque()
+        try:
+            for item in items:
+                waiting.append(pool.submit(work, item))
+                if len(waiting) >= most:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def weights_digest(vision: Vision) -> str:
+    """A hash of all weights: features of two networks must not mix, and settings do not tell trained ones apart."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in vision.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()

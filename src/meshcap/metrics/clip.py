@@ -34,7 +34,7 @@ def clip_scores(
     pictures: Sequence[Path],
     systems: Sequence[Sequence[str]],
     references: Sequence[Sequence[str]],
-    tell: Callable[[str], object] = lambda line: None,
+    report: Callable[[str], object] = lambda line: None,
 ) -> list[list[Measure]]:
     """CLIPScore and RefCLIPScore of each system's captions, as they were written (not tokenized).
 
@@ -42,10 +42,10 @@ def clip_scores(
         MeshcapError: transformers is missing, the folder holds no CLIP, or a picture cannot be read.
     """
     model = Clip(folder)
-    seen = model.see(pictures, tell)  # (N, D)
+    seen = model.see(pictures, report)  # (N, D)
     ends = numpy.cumsum([len(those) for those in references])
     texts = [text for those in references for text in those]
-    known = model.read([text for captions in systems for text in captions] + texts, tell)
+    known = model.read([text for captions in systems for text in captions] + texts, report)
     of_references = known[len(systems) * len(pictures) :]
     owner = numpy.repeat(numpy.arange(len(pictures)), [len(those) for those in references])
     found = []
@@ -63,7 +63,7 @@ def clip_scores(
 def find_pictures(
     folder: str | os.PathLike[str], ids: Sequence[str], files: Mapping[str, str] | None = None
 ) -> list[Path]:
-    """Each picture's file: by the name that the references tell, or by its id, with or without COCO's zeros.
+    """Each picture's file: by the name that the references report, or by its id, with or without COCO's zeros.
 
     Raises:
         MeshcapError: a picture is not there.
@@ -110,21 +110,21 @@ class Clip:
         self.model.to(self.device)
         self.mean, self.sd = _colours(Path(folder))
 
-    def see(self, pictures: Sequence[Path], tell: Callable[[str], object]) -> Array:
+    def see(self, pictures: Sequence[Path], report: Callable[[str], object]) -> Array:
         """(N, D)"""
         import torch
 
         side = self.model.config.vision_config.image_size
         rows = []
         for start, batch in _batches(pictures):
-            tell(f"CLIPScore: {start:,} of {len(pictures):,} pictures")
+            report(f"CLIPScore: {start:,} of {len(pictures):,} pictures")
             pixels = numpy.stack([_pixels(path, side, self.mean, self.sd) for path in batch])
             with torch.inference_mode():
                 pooled = self.model.vision_model(pixel_values=torch.from_numpy(pixels).to(self.device)).pooler_output
                 rows.append(_unit(self.model.visual_projection(pooled)))
         return numpy.concatenate(rows)
 
-    def read(self, texts: Sequence[str], tell: Callable[[str], object]) -> Array:
+    def read(self, texts: Sequence[str], report: Callable[[str], object]) -> Array:
         """(N, D)"""
         import torch
 
@@ -133,7 +133,7 @@ class Clip:
         longest = self.model.config.text_config.max_position_embeddings
         rows = []
         for start, batch in _batches(distinct):
-            tell(f"CLIPScore: {start:,} of {len(distinct):,} captions")
+            report(f"CLIPScore: {start:,} of {len(distinct):,} captions")
             asked = [PROMPT + text for text in batch]
             tokens = self.tokenizer(asked, padding=True, truncation=True, max_length=longest, return_tensors="pt")
             with torch.inference_mode():

@@ -29,7 +29,7 @@ from meshcap.metrics.result import Measure
 
 Array = numpy.ndarray
 Tokens = Sequence[str]
-Tell = Callable[[str], object]
+Report = Callable[[str], object]
 
 METEOR_JAR = "meteor-1.5.jar"
 SPICE_JAR = "spice-1.0.jar"
@@ -50,7 +50,7 @@ class Missing(Exception):  # noqa: N818 - no error: the other metrics are still 
 
 
 def meteor(
-    systems: Sequence[Sequence[Tokens]], references: Sequence[Sequence[Tokens]], tell: Tell = lambda line: None
+    systems: Sequence[Sequence[Tokens]], references: Sequence[Sequence[Tokens]], report: Report = lambda line: None
 ) -> list[Measure]:
     """METEOR 1.5 of each system's candidates, as pycocoevalcap's. It starts once for all of them.
 
@@ -58,7 +58,7 @@ def meteor(
         Missing: no Java, no pycocoevalcap, or the program fails.
     """
     captions = [words for candidates in systems for words in candidates]
-    table = meteor_statistics(captions, list(references) * len(systems), tell)
+    table = meteor_statistics(captions, list(references) * len(systems), report)
     parts = table.reshape(len(systems), len(references), COUNTS)
     return [Measure("METEOR", meteor_from_statistics(part), part, _meteor_total) for part in parts]
 
@@ -88,7 +88,7 @@ def _ratio(above: Array, below: Array) -> Array:
 
 
 def meteor_statistics(
-    candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]], tell: Tell = lambda line: None
+    candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]], report: Report = lambda line: None
 ) -> Array:
     """(images, 23): what METEOR counts for each picture, its best reference chosen."""
     java, _ = find_java("METEOR")
@@ -100,7 +100,7 @@ def meteor_statistics(
         for one, those in zip(candidates, references, strict=True)
     ]
     command = [java, "-Xmx2G", "-Dfile.encoding=UTF-8", "-Duser.language=en", "-jar", str(jar)]
-    answers = _converse([*command, "-", "-", "-stdio", "-l", "en", "-norm"], lines, jar.parent, tell)
+    answers = _converse([*command, "-", "-", "-stdio", "-l", "en", "-norm"], lines, jar.parent, report)
     table = numpy.zeros((len(lines), COUNTS))
     for row, answer in zip(table, answers, strict=True):
         try:
@@ -117,7 +117,7 @@ def _plain(words: Tokens) -> str:
     return " ".join(words).replace("|||", "").replace("  ", " ")
 
 
-def _converse(command: list[str], lines: list[str], folder: Path, tell: Tell) -> list[str]:
+def _converse(command: list[str], lines: list[str], folder: Path, report: Report) -> list[str]:
     """Send every line to a program and read a line for each. Nobody waits for anybody longer than told above."""
     answers: queue.Queue[str] = queue.Queue()
     with (
@@ -148,7 +148,7 @@ def _converse(command: list[str], lines: list[str], folder: Path, tell: Tell) ->
         try:
             for _ in lines:
                 if len(found) % 100 == 0:
-                    tell(f"METEOR: {len(found):,} of {len(lines):,} captions")
+                    report(f"METEOR: {len(found):,} of {len(lines):,} captions")
                 found.append(answers.get(timeout=ANSWER if found else START))
                 if not found[-1]:
                     raise Missing(f"METEOR left out: it ended after {len(found) - 1} captions ({_last(complaints)})")
@@ -169,7 +169,7 @@ def _last(complaints: IO[bytes]) -> str:
 
 
 def spice(
-    systems: Sequence[Sequence[Tokens]], references: Sequence[Sequence[Tokens]], tell: Tell = lambda line: None
+    systems: Sequence[Sequence[Tokens]], references: Sequence[Sequence[Tokens]], report: Report = lambda line: None
 ) -> list[Measure]:
     """SPICE 1.0 of each system's candidates: the F-score of each picture and their mean, as pycocoevalcap's.
 
@@ -197,7 +197,7 @@ def spice(
         asked.write_text(json.dumps(items), encoding="ascii")
         command = [java, "-Xmx8G", "-Dfile.encoding=UTF-8", "-jar", str(home / SPICE_JAR), str(asked)]
         try:
-            tell(f"SPICE: {len(items):,} captions")
+            report(f"SPICE: {len(items):,} captions")
             command += ["-out", str(told), "-silent"]
             done = subprocess.run(command, capture_output=True, timeout=WHOLE, cwd=home)
             if done.returncode:

@@ -57,9 +57,9 @@ class Options:
     objects: Objects | None = None
     synonyms: Synonyms | None = None
     clip: str | os.PathLike[str] | None = None
-    images: str | os.PathLike[str] | None = None
+    pictures: str | os.PathLike[str] | None = None
     files: Mapping[str, str] | None = None
-    tell: Callable[[str], object] = lambda line: None
+    report: Callable[[str], object] = lambda line: None
 
 
 def score(
@@ -76,9 +76,9 @@ def score(
     objects: Objects | None = None,
     synonyms: Synonyms | None = None,
     clip: str | os.PathLike[str] | None = None,
-    images: str | os.PathLike[str] | None = None,
+    pictures: str | os.PathLike[str] | None = None,
     files: Mapping[str, str] | None = None,
-    tell: Callable[[str], object] = lambda line: None,
+    report: Callable[[str], object] = lambda line: None,
 ) -> Result:
     """Score captions.
 
@@ -94,8 +94,8 @@ def score(
             of all pictures, so that overall is the domains' mean.
         training: the training captions, for the share of candidates that are not among them.
         objects, synonyms: what pictures show (`hallucination.read_objects`), for CHAIR.
-        clip, images, files: a CLIP folder, the folder of the pictures and id -> file name, for CLIPScore.
-        tell: is called with a line about slow work.
+        clip, pictures, files: a CLIP folder, the folder of the pictures and id -> file name, for CLIPScore.
+        report: is called with a line about slow work.
 
     Raises:
         MeshcapError: ids without counterparts, an unknown metric or tokenizer, or pictures that are not there.
@@ -190,7 +190,7 @@ def _measures(
     for name, program in (("METEOR", java.meteor), ("SPICE", java.spice)):
         if name in names:
             try:
-                for mine, measure in zip(found, program(systems, references, options.tell), strict=True):
+                for mine, measure in zip(found, program(systems, references, options.report), strict=True):
                     mine.append(measure)
             except java.Missing as missing:
                 warnings.append(str(missing))
@@ -218,10 +218,10 @@ def _more_measures(
         warnings += options.objects.warnings
         how.append(f"CHAIR:synonyms={synonyms.source}")
     if options.clip is not None:
-        if options.images is None:
-            raise MeshcapError("CLIPScore needs the pictures: give their folder with --images (images=)")
-        pictures = find_pictures(options.images, ids, files)
-        scores = clip_scores(options.clip, pictures, written, texts, options.tell)
+        if options.pictures is None:
+            raise MeshcapError("CLIPScore needs the pictures: give their folder with --pictures (pictures=)")
+        pictures = find_pictures(options.pictures, ids, files)
+        scores = clip_scores(options.clip, pictures, written, texts, options.report)
         found = [mine + more for mine, more in zip(found, scores, strict=True)]
         how.append(f"CLIPScore:{Path(options.clip).resolve().name},w={WEIGHT}")
     return found, how
