@@ -22,7 +22,7 @@ from meshcap.vision import Vision, load_vision, save_vision
 from meshcap.vision.pictures import Source, read_picture
 
 if TYPE_CHECKING:
-    from meshcap.evaluation.calibration import Calibration
+    from meshcap.calibration import Calibration
 
 VOCABULARY, CALIBRATION = "vocabulary.json", "calibration.json"
 
@@ -290,6 +290,6 @@ def load_calibration(name_or_folder: str | Path, **hub: Any) -> Calibration | No
     path = find_optional(name_or_folder, CALIBRATION, **hub)
     if path is None:
         return None
-    from meshcap.evaluation.calibration import Calibration  # here: most models have none
+    from meshcap.calibration import Calibration  # here: most models have none
 
     return Calibration.load(path)

@@ -8,8 +8,8 @@ from typing import Any, overload
 
 import numpy as np
 
+from meshcap.calibration import CALIBRATION, Calibration
 from meshcap.errors import MeshcapError
-from meshcap.evaluation.calibration import CALIBRATION, Calibration
 from meshcap.runtime.caption import Caption
 from meshcap.runtime.facts import Facts
 from meshcap.runtime.graphs import open_graphs
