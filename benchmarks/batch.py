@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +22,7 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # this repository, when run as a script
 
+
 from benchmarks import common
 from benchmarks.common import Row, optional_row, report, set_up
 from meshcap.batch.inputs import Picture, list_pictures
@@ -29,9 +31,8 @@ from meshcap.batch.local import BatchSettings, Block, caption_in_threads
 from meshcap.batch.output import Delivery
 from meshcap.batch.ray import WorkerSettings, caption_blocks_with_ray, connect
 from meshcap.captioner import Captioner
-from meshcap.decoding import Beam
 from meshcap.machine import peak_memory
-from meshcap.stream import Reader
+from meshcap.options import CaptionOptions
 
 SIDES = (640, 480)
 BLOCK = 16  # a batch: small, so that few pictures do for a measurement
@@ -60,20 +61,17 @@ def bench_batch(*, pictures: int, beams: int, lanes: int, workers: int, model: s
         folder = Path(place)
         make_pictures(folder / "photos", pictures)
         listed = list_pictures([str(folder / "photos")])
-        captioner = Captioner.from_pretrained(model)
+        captioner = Captioner.from_pretrained(model, device="cpu", dtype="float32").optimize()
         settings = BatchSettings(readers=1)
-        strategy = Beam(beams)
         # Every caption as long as it may be: the slowest case.
-        length = min(20, captioner.model.config.max_length)
+        words = min(19, captioner.model.config.max_length - 1)
+        options = CaptionOptions(beams=beams, max_words=words, min_words=words)
 
         def here(blocks: list[Block]) -> Blocks:
-            return caption_in_threads(
-                captioner, blocks, settings, lanes=lanes, strategy=strategy, max_length=length, min_length=length
-            )
+            return caption_in_threads(captioner, blocks, settings, lanes=lanes, options=options)
 
         def with_ray(blocks: list[Block]) -> Blocks:
-            options = {"max_length": length, "min_length": length}
-            recipe = WorkerSettings(model, "cpu", "float32", {"readers": 1}, options, beams)
+            recipe = WorkerSettings(model, "cpu", "float32", {"readers": 1}, asdict(options))
             return caption_blocks_with_ray(recipe, blocks, workers=workers)
 
         def measured(work: str, setting: str, side: int, caption: Callable[[list[Block]], Blocks]) -> Row:
@@ -95,11 +93,9 @@ def bench_batch(*, pictures: int, beams: int, lanes: int, workers: int, model: s
 
 def _reading(captioner: Captioner, pictures: list[Picture]) -> Row:
     """From files to pixels, on one thread: what a GPU waits for."""
-    assert captioner.vision is not None
-    reader = Reader(captioner.vision.preprocess)
     start = time.process_time()
     for picture in pictures:
-        reader.read(picture.path)
+        captioner.read(picture.path)
     seconds = time.process_time() - start
     rate = f"{len(pictures) / seconds:.0f} pictures/s"
     notes = {"CPU": f"{seconds * 1e3 / len(pictures):.1f} ms a picture"}

@@ -45,12 +45,10 @@ from meshcap.cli.train import with_others
 from meshcap.data import Sample, read_dataset
 from meshcap.data.dataset import without
 from meshcap.data.workers import cores
-from meshcap.decoding import Beam
 from meshcap.errors import FailedError, MeshcapError
 from meshcap.files import write_text
 from meshcap.machine import machine
-from meshcap.metrics.meteor import meteor as meteor_measures
-from meshcap.metrics.result import Missing
+from meshcap.metrics import java
 from meshcap.text.tokenizers import tokenize_each
 from meshcap.training.checkpoint import Position
 from meshcap.training.distributed import World
@@ -254,12 +252,12 @@ def bench_meteor(data: str, out: Path, *, only: Sequence[str] = (), say: Say = l
 
 
 def meteors(systems: Sequence[Sequence[str]], samples: Sequence[Sample], tokenizer: str) -> list[float]:
-    """METEOR of several systems' captions of the same pictures."""
+    """METEOR of several systems' captions of the same pictures; Java starts once."""
     flat = tokenize_each(tokenizer, (caption for sample in samples for caption in sample.captions))
     references = [[next(flat) for _ in sample.captions] for sample in samples]
     try:
-        measures = meteor_measures([list(tokenize_each(tokenizer, said)) for said in systems], references)
-    except Missing as missing:
+        measures = java.meteor([list(tokenize_each(tokenizer, said)) for said in systems], references)
+    except java.Missing as missing:
         raise MeshcapError(str(missing)) from None
     return [measure.corpus() for measure in measures]
 
@@ -372,7 +370,7 @@ def speed_of(base: Run, case: Case, seed: int) -> dict[str, Any]:
         for block in torch.arange(pictures).split(examiner.batch):
             with autocast(device, examiner.dtype):
                 regions = see(run.parts.vision, examiner.eyes.view(block, training=False))
-            examiner.captioner.describe(regions, strategy=Beam(BEAMS), min_length=longest, max_length=longest)
+            examiner.captioner.describe(regions, beams=BEAMS, min_words=longest - 1, max_words=longest - 1)
         synchronised(device)
         return time.perf_counter() - start
 
@@ -417,7 +415,7 @@ def command(
         typer.Option(
             "--meteor",
             help="Only add METEOR to a finished bench in --out and write its page again: seeds, layers and steps are "
-            "the bench's own, nothing is trained, no GPU is needed (the extra meteor is).",
+            "the bench's own, nothing is trained, no GPU is needed (Java and the extra java-metrics are).",
         ),
     ] = False,
     device: common.Device = "auto",

@@ -141,32 +141,20 @@ def load_ours(
     model: str, dtype: str, backend: str, photos: list[str], beams: int, words: int | None, threads: int
 ) -> tuple[Callable[[str], Any], Callable[[], object]]:
     """How to caption a photo, and how to caption all of them as a folder."""
-    captioner: Any
-    options: dict[str, Any] = {} if words is None else {"max_length": words, "min_length": words}
-    if backend == "torch":
-        import torch
+    from meshcap.captioner import Captioner
+    from meshcap.errors import MeshcapError
 
-        from meshcap.captioner import Captioner
-        from meshcap.decoding import Beam
-        from meshcap.errors import MeshcapError
-        from meshcap.stream import stream, together
-
-        kind = getattr(torch, dtype)
-        captioner = Captioner.from_pretrained(model, dtype=kind)
-        if captioner.vision is None:
-            raise MeshcapError(f"{model} reads region features, not photos: expected a model with a vision")
-        options["strategy"] = Beam(beams)
-        batch = together(torch.device("cpu"), kind)
-        return (
-            lambda photo: captioner.caption(photo, **options),
-            lambda: list(stream(captioner, photos, batch=batch, **options)),
-        )
-    from meshcap.runtime import Beam as ExportedBeam
-    from meshcap.runtime import Captioner as Exported
-
-    captioner = Exported.from_pretrained(model, runtime=backend, threads=threads)
-    options["strategy"] = ExportedBeam(beams)
-    return lambda photo: captioner.caption(photo, **options), lambda: captioner.caption(photos, **options)
+    options: dict[str, Any] = {"beams": beams}
+    if words is not None:  # the end is counted
+        options |= {"max_words": words - 1, "min_words": words - 1}
+    how: dict[str, Any] = {"dtype": dtype if backend == "torch" else "auto", "backend": backend, "threads": threads}
+    captioner = Captioner.from_pretrained(model, device="cpu", **how).optimize()
+    if not captioner.reads_pictures:
+        raise MeshcapError(f"{model} reads region features, not photos: expected a model with a vision")
+    return (
+        lambda photo: captioner.caption(photo, **options),
+        lambda: list(captioner.stream(photos, **options)),
+    )
 
 
 def peak_of_this_process() -> float:

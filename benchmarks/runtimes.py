@@ -23,7 +23,7 @@ from benchmarks.common import optional_row, progress, report, set_up
 from meshcap.captioner import Captioner
 from meshcap.data.scenes import draw_scene
 from meshcap.errors import FailedError
-from meshcap.export import as_saved, export_captioner
+from meshcap.export import export_captioner
 
 PROCESS = str(Path(__file__).with_name("process.py"))
 # name -> (backend, dtype, the folder it reads); a folder is written by `write_folder`
@@ -84,7 +84,7 @@ def bench_runtimes(
     with tempfile.TemporaryDirectory(prefix="meshcap-bench-") as temporary:
         place = Path(temporary)
         photos = [str(path.resolve()) for path in pictures] or drawn(place / "scenes", seed)
-        captioner = as_saved(model)
+        captioner = Captioner.from_pretrained(model, device="cpu", dtype="float32")
         reference: list[list[str]] | None = None
         for name, (backend, dtype, which) in BACKENDS.items():
             say(name)

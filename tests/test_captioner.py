@@ -24,7 +24,7 @@ def speaker() -> Captioner:
 
 def test_a_caption_tells_how_it_came_about(speaker: Captioner) -> None:
     regions = tiny.pictures(3, 5, 4)
-    captions = speaker.caption(regions, n_best=3, max_length=9, attention=True)
+    captions = speaker.caption(regions, n=3, max_words=8, good_endings=False, attention=True)
     assert len(captions) == 3
     for caption, count in zip(captions, (3, 5, 4), strict=True):
         assert caption.text == speaker.vocabulary.sentence([*caption.words, *["<eos>"] * caption.finished])
@@ -42,24 +42,24 @@ def test_a_caption_tells_how_it_came_about(speaker: Captioner) -> None:
 
 def test_batches_change_nothing(speaker: Captioner) -> None:
     regions = tiny.pictures(3, 5, 4, 2, 6)
-    together = speaker.caption(regions, max_length=9)
-    one_by_one = speaker.caption(regions, max_length=9, batch_size=1)
+    together = speaker.caption(regions, max_words=8)
+    one_by_one = speaker.caption(regions, max_words=8, batch_size=1)
     assert [c.words for c in together] == [c.words for c in one_by_one]
 
 
-def test_mention_and_avoid(speaker: Captioner) -> None:
+def test_must_and_must_not(speaker: Captioner) -> None:
     regions = tiny.pictures(3, 5, 4, 6)
-    for caption in speaker.caption(regions, mention=["red ball", ["a", "dog"]], max_length=9):
+    for caption in speaker.caption(regions, must=["red ball", "a|dog"], max_words=8):
         assert caption.missing == 0
         assert "red ball" in " ".join(caption.words)
         assert {"a", "dog"} & set(caption.words)
-    said = {word for caption in speaker.caption(regions, max_length=9) for word in caption.words}
+    said = {word for caption in speaker.caption(regions, max_words=8) for word in caption.words}
     avoided = sorted(said)[0]
-    assert all(avoided not in c.words for c in speaker.caption(regions, avoid=[avoided], max_length=9))
+    assert all(avoided not in c.words for c in speaker.caption(regions, must_not=[avoided], max_words=8))
 
 
 def test_what_cannot_be_mentioned_is_counted(speaker: Captioner) -> None:
-    (caption,) = speaker.caption(tiny.pictures(3), mention=["a", "dog", "red"], max_length=2)
+    (caption,) = speaker.caption(tiny.pictures(3), must=["a", "dog", "red"], max_words=2)
     assert caption.missing == 1
 
 
@@ -67,29 +67,34 @@ def test_good_endings() -> None:
     speaker = Captioner(tiny.build("m2", seed=6), Vocabulary(WORDS))  # one whose captions mostly end by themselves
     regions = tiny.pictures(*range(1, 9))
 
-    def endings(**options: bool) -> list[str]:
-        captions = speaker.caption(regions, n_best=5, max_length=9, **options)
+    def endings(**options) -> list[str]:
+        captions = speaker.caption(regions, n=5, max_words=8, **options)
         everyone = [one for caption in captions for one in (caption, *caption.alternatives)]
         return [one.words[-1] for one in everyone if one.finished]
 
-    assert {"a", "of"} & set(endings())
-    assert endings(good_endings=True)
-    assert not {"a", "of"} & set(endings(good_endings=True))
+    assert {"a", "of"} & set(endings(good_endings=False))
+    assert endings()
+    assert not {"a", "of"} & set(endings())
+    for most in range(1, 9):  # also where the last word is the last that fits
+        captions = speaker.caption(regions, n=5, max_words=most)
+        for one in (one for caption in captions for one in (caption, *caption.alternatives)):
+            assert one.finished and 1 <= len(one.words) <= most
+            assert one.words[-1] not in ("a", "of")
 
 
 def test_strategies_are_passed_on(speaker: Captioner) -> None:
     regions = tiny.pictures(3, 5)
-    greedy = speaker.caption(regions, strategy=Greedy(), max_length=9)
-    assert [c.words for c in greedy] == [c.words for c in speaker.caption(regions, strategy=Beam(1), max_length=9)]
-    drawn = speaker.caption(regions, strategy=Sample(4, seed=1), n_best=4, max_length=9)
-    assert drawn == speaker.caption(regions, strategy=Sample(4, seed=1), n_best=4, max_length=9)
+    greedy = speaker.caption(regions, strategy=Greedy(), max_words=8)
+    assert [c.words for c in greedy] == [c.words for c in speaker.caption(regions, strategy=Beam(1), max_words=8)]
+    drawn = speaker.caption(regions, strategy=Sample(4, seed=1), n=4, max_words=8)
+    assert drawn == speaker.caption(regions, strategy=Sample(4, seed=1), n=4, max_words=8)
 
 
 def test_round_trip_through_a_folder(speaker: Captioner, tmp_path: Path) -> None:
     speaker.save_pretrained(tmp_path / "model")
     again = Captioner.from_pretrained(tmp_path / "model")
     regions = tiny.pictures(3, 5, 4)
-    before, after = (c.caption(regions, max_length=9) for c in (speaker, again))
+    before, after = (c.caption(regions, max_words=8) for c in (speaker, again))
     assert [c.words for c in before] == [c.words for c in after]
     # bfloat16 rounds, so only that it runs and speaks is promised
     assert all(c.text for c in Captioner.from_pretrained(tmp_path / "model", dtype=torch.bfloat16).caption(regions))
@@ -98,17 +103,19 @@ def test_round_trip_through_a_folder(speaker: Captioner, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mention": ["cat"]}, "cat"),
-        ({"avoid": ["dgo"]}, "dog"),  # the nearest known word is named
-        ({"mention": ["dog"], "strategy": Greedy()}, "beam search"),
-        ({"max_length": 99}, "at most 9"),
-        ({"min_length": 5, "max_length": 3}, "1 ≤ min ≤ max"),
-        ({"n_best": 6}, "keeps 5"),
+        ({"must": ["cat"]}, "cat"),
+        ({"must_not": ["dgo"]}, "dog"),  # the nearest known word is named
+        ({"must": ["dog"], "strategy": Greedy()}, "beam search"),
+        ({"max_words": 99}, "at most 8"),
+        ({"min_words": 5, "max_words": 3}, "min_words is 5 and max_words is 3"),
+        ({"n": 6, "strategy": Beam(5)}, "keeps 5"),
+        ({"n": 3, "beams": 2}, "n is 3 and beams is 2"),
+        ({"strategy": "clever"}, "strategy is 'clever', expected one of beam, greedy, diverse, sample"),
     ],
 )
 def test_mistakes_are_told(speaker: Captioner, options: dict, message: str) -> None:
     with pytest.raises(MeshcapError, match=message) as told:
-        speaker.caption(tiny.pictures(3), **{"max_length": 9, **options})
+        speaker.caption(tiny.pictures(3), **options)
     assert "\n" not in str(told.value)
 
 
@@ -116,7 +123,7 @@ def test_regions_that_do_not_fit(speaker: Captioner) -> None:
     boxes = torch.rand(1, 3, 4)
     with pytest.raises(MeshcapError, match="7 numbers each, this model expects 6"):
         speaker.caption(Regions(torch.zeros(1, 3, 7), boxes))
-    with pytest.raises(MeshcapError, match="without boxes"):
+    with pytest.raises(MeshcapError, match=r"without boxes: give Regions\(features, boxes\)"):
         speaker.caption(Regions(torch.zeros(1, 3, 6)))
     with pytest.raises(MeshcapError, match="picture 1 has features with NaN"):
         speaker.caption(
@@ -145,7 +152,7 @@ def test_pictures_of_every_kind(seeing: Captioner, tmp_path: Path) -> None:
     """A path, a PIL image, an array and the bytes of a file show the same picture."""
     image = draw_scene(5, 64).image.convert("RGB")
     image.save(tmp_path / "scene.png")
-    options = {"max_length": 9}
+    options = {"max_words": 8}
     expected = seeing.caption(image, **options)
     assert not isinstance(expected, list)
     path = tmp_path / "scene.png"
@@ -155,7 +162,7 @@ def test_pictures_of_every_kind(seeing: Captioner, tmp_path: Path) -> None:
     together = seeing.caption([path, image, draw_scene(6, 64).image], batch_size=2, **options)
     assert [one.words for one in together[:2]] == [expected.words] * 2
     assert together[2].score != pytest.approx(expected.score, abs=1e-4)
-    regions = seeing.look([image])
+    regions = seeing.see([seeing.read(image)])
     assert seeing.caption(regions, **options)[0].words == expected.words
 
 
@@ -163,7 +170,7 @@ def test_eyes_travel_with_the_folder(seeing: Captioner, tmp_path: Path) -> None:
     seeing.save_pretrained(tmp_path / "model")
     again = Captioner.from_pretrained(tmp_path / "model")
     image = draw_scene(7, 80).image
-    assert again.caption(image, max_length=9).words == seeing.caption(image, max_length=9).words
+    assert again.caption(image, max_words=8).words == seeing.caption(image, max_words=8).words
     assert again.vision.preprocess == seeing.vision.preprocess
 
 
@@ -177,7 +184,7 @@ def test_pictures_that_cannot_be_captioned(seeing: Captioner, speaker: Captioner
         (speaker, draw_scene(1, 48).image, "no vision of its own"),
     ):
         with pytest.raises(MeshcapError, match=re.escape(message)) as told:
-            captioner.caption(pictures, max_length=9)
+            captioner.caption(pictures, max_words=8)
         assert "\n" not in str(told.value)
 
 

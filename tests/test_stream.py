@@ -1,5 +1,6 @@
 """Many pictures: captions in order, read ahead by threads, whatever is broken among them."""
 
+import copy
 import threading
 from collections.abc import Iterator
 from functools import cache
@@ -7,19 +8,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
 import tiny
 from meshcap import Captioner, MeshcapError
+from meshcap.captioner import AHEAD
 from meshcap.data.scenes import draw_scene
-from meshcap.stream import AHEAD, stream, together
 from meshcap.text import Vocabulary
 from meshcap.vision import create_vision
 
-OPTIONS = {"max_length": 9}
+OPTIONS = {"max_words": 8}
 
 
 @cache
@@ -52,7 +52,7 @@ def test_captions_are_those_of_caption_in_order(seeing: Captioner, folder: Path,
     paths = sorted(folder.iterdir())
     expected = [seeing.caption(path, **OPTIONS) for path in paths]
     assert len({caption.text for caption in expected}) > 1  # order could not be told otherwise
-    found = list(stream(seeing, iter(paths), batch=batch, **OPTIONS))
+    found = list(seeing.stream(iter(paths), batch_size=batch, **OPTIONS))
     assert [source for source, _ in found] == paths
     assert [caption.words for _, caption in found] == [caption.words for caption in expected]
     assert [c.score for _, c in found] == pytest.approx([c.score for c in expected], abs=1e-4)
@@ -64,7 +64,7 @@ def test_sources_of_every_kind(seeing: Captioner, folder: Path) -> None:
     lazy = Image.open(path)  # not decoded yet, and given twice
     with path.open("rb") as file:
         sources = [path, str(path), path.read_bytes(), np.asarray(Image.open(path)), lazy, lazy, file, file]
-        found = list(stream(seeing, sources, batch=3, workers=4, **OPTIONS))
+        found = list(seeing.stream(sources, batch_size=3, workers=4, **OPTIONS))
     assert [id(source) for source, _ in found] == [id(source) for source in sources]
     assert {caption.text for _, caption in found} == {seeing.caption(path, **OPTIONS).text}
 
@@ -76,7 +76,7 @@ def test_broken_pictures_stop_nobody(broken: list[bool], batch: int) -> None:
     image = draw_scene(1, 48).image.convert("RGB")
     expected = seeing.caption(image, **OPTIONS).words
     sources = [b"nothing" if one else image for one in broken]
-    found = list(stream(seeing, sources, batch=batch, **OPTIONS))
+    found = list(seeing.stream(sources, batch_size=batch, **OPTIONS))
     assert [isinstance(told, MeshcapError) for _, told in found] == broken
     for _, told in found:
         if isinstance(told, MeshcapError):
@@ -86,7 +86,7 @@ def test_broken_pictures_stop_nobody(broken: list[bool], batch: int) -> None:
 
 
 def test_the_error_names_the_file(seeing: Captioner, tmp_path: Path) -> None:
-    [(source, told)] = stream(seeing, [tmp_path / "gone.jpg"])
+    [(source, told)] = seeing.stream([tmp_path / "gone.jpg"])
     assert source == tmp_path / "gone.jpg"
     assert "gone.jpg" in str(told)
 
@@ -100,7 +100,7 @@ def test_sources_are_taken_as_needed(seeing: Captioner) -> None:
             taken += 1
             yield Image.new("RGB", (48, 48), (taken % 256, 0, 0))
 
-    captions = stream(seeing, endless(), batch=2, **OPTIONS)
+    captions = seeing.stream(endless(), batch_size=2, **OPTIONS)
     assert taken == 0
     for told in range(1, 12):
         next(captions)
@@ -112,7 +112,7 @@ def test_sources_are_taken_as_needed(seeing: Captioner) -> None:
 
 
 def test_a_generator_thrown_away_leaves_no_threads(seeing: Captioner, folder: Path) -> None:
-    captions = stream(seeing, folder.iterdir(), batch=1, **OPTIONS)
+    captions = seeing.stream(folder.iterdir(), batch_size=1, **OPTIONS)
     next(captions)
     assert threads()
     del captions
@@ -121,16 +121,16 @@ def test_a_generator_thrown_away_leaves_no_threads(seeing: Captioner, folder: Pa
 
 def test_mistakes_of_the_caller_are_raised(seeing: Captioner, folder: Path) -> None:
     with pytest.raises(MeshcapError, match="unicorn"):
-        list(stream(seeing, folder.iterdir(), mention=["unicorn"]))
+        list(seeing.stream(folder.iterdir(), must=["unicorn"]))
     assert threads() == []
     with pytest.raises(TypeError, match="beems"):
-        list(stream(seeing, folder.iterdir(), beems=5))
-    for wrong in ({"batch": 0}, {"workers": 0}):
+        list(seeing.stream(folder.iterdir(), beems=5))
+    for wrong in ({"batch_size": 0}, {"workers": 0}):
         with pytest.raises(MeshcapError, match="at least 1"):
-            stream(seeing, folder.iterdir(), **wrong)
+            seeing.stream(folder.iterdir(), **wrong)
     blind = Captioner(tiny.build("m2"), Vocabulary(["<unk>", "<pad>", "<bos>", "<eos>", *"abcdef"]))
     with pytest.raises(MeshcapError, match="no vision of its own"):
-        stream(blind, folder.iterdir())
+        blind.stream(folder.iterdir())
 
 
 def test_what_goes_wrong_in_the_sources_is_raised(seeing: Captioner) -> None:
@@ -139,16 +139,14 @@ def test_what_goes_wrong_in_the_sources_is_raised(seeing: Captioner) -> None:
         raise OSError("the folder went away")
 
     with pytest.raises(OSError, match="went away"):
-        list(stream(seeing, failing()))
+        list(seeing.stream(failing()))
     assert threads() == []
 
 
 def test_no_sources(seeing: Captioner) -> None:
-    assert list(stream(seeing, [])) == []
+    assert list(seeing.stream([])) == []
 
 
-def test_how_many_pictures_go_together() -> None:
-    cpu = torch.device("cpu")
-    assert together(cpu, torch.float32) == together(cpu, torch.bfloat16) == 8
-    assert together(cpu, torch.int8) == 4
-    assert together(torch.device("cuda"), torch.bfloat16) == 64
+def test_how_many_pictures_go_together(seeing: Captioner) -> None:
+    assert seeing.batch_size == 8
+    assert copy.deepcopy(seeing).to(dtype="int8").batch_size == 4

@@ -1,60 +1,74 @@
 """Image captioning with the Meshed-Memory Transformer (M²).
 
 The names below are the public ones. Each is fetched from its module when it is first asked for, so that
-`import meshcap`, `meshcap --help` and shell completion do not wait for torch. Where torch is not installed, `Captioner`
-is the one of `meshcap.runtime`, which reads what `meshcap export` wrote.
+`import meshcap`, `meshcap --help` and shell completion do not wait for torch, and `Captioner` reads exported models
+where torch is not installed.
 """
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from meshcap.errors import MeshcapError
 
 if TYPE_CHECKING:  # the same table again, in the form that type checkers read
+    from meshcap.caption import Caption
     from meshcap.captioner import Captioner
+    from meshcap.decoding import Beam, DiverseBeam, Greedy, Sample
+    from meshcap.evaluation import evaluate
+    from meshcap.metrics.score import score
     from meshcap.models import M2, M2Config, create_model, list_models, load_model
+    from meshcap.options import CaptionOptions
     from meshcap.regions import Regions
 
 __version__ = "0.2.0"
 
-__all__ = [
-    "M2",
-    "Captioner",
-    "M2Config",
-    "MeshcapError",
-    "Regions",
-    "__version__",
-    "create_model",
-    "list_models",
-    "load_model",
-]
-
-_HOMES = {
+_MODULES = {
+    "Beam": "meshcap.decoding",
+    "Caption": "meshcap.caption",
+    "CaptionOptions": "meshcap.options",
     "Captioner": "meshcap.captioner",
+    "DiverseBeam": "meshcap.decoding",
+    "Greedy": "meshcap.decoding",
     "M2": "meshcap.models",
     "M2Config": "meshcap.models",
     "Regions": "meshcap.regions",
+    "Sample": "meshcap.decoding",
     "create_model": "meshcap.models",
+    "evaluate": "meshcap.evaluation",
     "list_models": "meshcap.models",
     "load_model": "meshcap.models",
+    "score": "meshcap.metrics.score",
 }
+
+__all__ = [
+    "M2",
+    "Beam",
+    "Caption",
+    "CaptionOptions",
+    "Captioner",
+    "DiverseBeam",
+    "Greedy",
+    "M2Config",
+    "MeshcapError",
+    "Regions",
+    "Sample",
+    "__version__",
+    "create_model",
+    "evaluate",
+    "list_models",
+    "load_model",
+    "score",
+]
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = "meshcap.runtime" if name == "Captioner" and not _has_torch() else _HOMES[name]
-    value = getattr(import_module(home), name)
-    globals()[name] = value  # the next look finds it without coming here
+    value = getattr(import_module(_MODULES[name]), name)
+    globals()[name] = value  # found without coming here next time
     return value
-
-
-def _has_torch() -> bool:
-    return "torch" in sys.modules or find_spec("torch") is not None
 
 
 def __dir__() -> list[str]:

@@ -1,288 +1,531 @@
-"""Captioner: the one object that most people touch. Eyes, a model and its vocabulary: pictures in, sentences out."""
+"""Captioner: pictures in, sentences out. The one way through, in four steps that can be called alone.
+
+    pixels = captioner.read("photo.jpg")         # the bytes of a file to a square of pixels
+    regions = captioner.see([pixels])            # pixels to Regions
+    found = captioner.search(regions, options)   # Regions to hypotheses
+    captions = captioner.say(found, options)     # hypotheses to Captions
+
+`caption` and `stream` run all four. What runs `see` and `search` is a backend (torch, ONNX or torch.export); without
+torch installed, ONNX captioners run all the same.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, overload
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
-import torch
+import numpy as np
+from PIL import Image
 
-from meshcap.decoding import Beam, ConstrainedBeam, Graphs, Hypotheses, Rules, Strategy, decode
+from meshcap.backends.base import Backend
+from meshcap.backends.exported import backend_of
+from meshcap.caption import Caption
+from meshcap.decoding.records import Hypotheses
 from meshcap.errors import MeshcapError
-from meshcap.folders import DEFAULT, Bits, find_file, find_optional, folder_of
-from meshcap.models import CaptionModel, load_model
-from meshcap.models.packed import multiplies_bfloat16, pack
-from meshcap.regions import Regions
-from meshcap.runtime.caption import Caption
-from meshcap.runtime.facts import expect_not_exported
+from meshcap.folders import CALIBRATION, DEFAULT, VOCABULARY, Bits, find_file, find_optional, folder_of
+from meshcap.options import CaptionFields, CaptionOptions, Plan, ids_of_phrase, plan
 from meshcap.text import Vocabulary
-from meshcap.text.sentence import BAD_ENDINGS
-from meshcap.vision import Vision, load_vision, save_vision
 from meshcap.vision.pictures import Source, read_picture
 
 if TYPE_CHECKING:
-    from meshcap.calibration import Calibration
+    import torch
 
-VOCABULARY, CALIBRATION = "vocabulary.json", "calibration.json"
+    from meshcap.evaluation.calibration import Calibration
+    from meshcap.models import CaptionModel
+    from meshcap.regions import Regions
+    from meshcap.vision import Vision
+
+DeviceName = Literal["auto", "cpu", "cuda", "mps"]
+DtypeName = Literal["auto", "float32", "bfloat16", "float16", "int8"]
+BackendName = Literal["auto", "torch", "onnx", "torch-export"]
+BACKENDS = ("torch", "onnx", "torch-export")
+
+AHEAD = 2  # batches that are being read while one is captioned
+MOST_PLANS = 64  # options whose plans are kept
+# A caption with a required word whose words are, in the mean, this much less likely than those of the caption that the
+# same search found without: the word does not suit the picture. See docs/decoding.md for how it was measured.
+UNSUITED = 0.5
 
 
 class Captioner:
     """Captions pictures; without a vision, pictures that have been turned into `Regions` elsewhere.
 
-    On a CPU the weights are laid out for its matrix kernels; on a CUDA GPU decoding steps are captured once for each
-    batch shape and replayed.
+    captioner = Captioner.from_pretrained()
+    print(captioner("photo.jpg"))
+
+    A loaded captioner can be saved, copied, pickled and trained (`captioner.model`). What makes inference fast is made
+    of a copy at the first use; `optimize()` does it in place, for programs that do nothing else.
     """
 
     def __init__(
         self,
-        model: CaptionModel,
+        model: CaptionModel | Backend,
         vocabulary: Vocabulary,
         vision: Vision | None = None,
         calibration: Calibration | None = None,
     ):
-        if len(vocabulary) != model.config.vocab_size:
-            raise MeshcapError(
-                f"the vocabulary has {len(vocabulary)} words and the model was made for {model.config.vocab_size}: "
-                "they do not belong together"
-            )
-        for name in ("unk", "pad", "bos", "eos"):
-            if getattr(vocabulary, name) != getattr(model.config, name):
-                raise MeshcapError(
-                    f"<{name}> is word {getattr(vocabulary, name)} of the vocabulary and {getattr(model.config, name)} "
-                    "of the model: they do not belong together"
-                )
-        if vision is not None and vision.width != model.config.d_input:
-            raise MeshcapError(
-                f"the vision gives {vision.width} numbers a region and the model was made for {model.config.d_input}: "
-                "they do not belong together"
-            )
-        self.model = model.eval()
-        self.vocabulary = vocabulary
-        self.vision = None if vision is None else vision.eval()
-        self.calibration = calibration
-        self.graphs = Graphs()
+        if isinstance(model, Backend):
+            self.backend: Backend = model
+        else:
+            from meshcap.backends.torch_backend import TorchBackend
+
+            _expect_width(model, vision)
+            self.backend = TorchBackend(model, vision)
+        self.vocabulary, self.calibration = vocabulary, calibration
+        self._plans: dict[CaptionOptions, Plan] = {}
+        self._expect_vocabulary()
 
     @classmethod
     def from_pretrained(
         cls,
         name_or_folder: str | Path = DEFAULT,
         *,
-        device: str | torch.device = "cpu",
-        dtype: torch.dtype = torch.float32,
-        runtime: str = "torch",
+        device: DeviceName | str | torch.device = "auto",
+        dtype: DtypeName | torch.dtype = "auto",
+        backend: BackendName = "auto",
+        threads: int | None = None,
         **hub: Any,
     ) -> Self:
         """The model that comes with the package, a folder that `save_pretrained` wrote, or a model on the hub.
 
-        `dtype` is float32, bfloat16 or float16, or int8 for weights of 8 bits on a CPU. With `runtime` "onnx" or
-        "torch-export", a folder that `meshcap export` wrote, and what comes back is a `meshcap.runtime.Captioner`.
-        """
-        if runtime != "torch":
-            from meshcap.runtime import Captioner as Exported
+        Args:
+            name_or_folder: "default", a folder (also one that `meshcap export` wrote), or `owner/name` on the hub.
+            device: where to compute; "auto" takes a GPU where there is one.
+            dtype: numbers to compute with; "auto" is bfloat16 on GPUs made for it, else float32; "int8" rounds weights
+                to 8 bits, on a CPU.
+            backend: what computes; "auto" goes by the files in the folder.
+            threads: CPU threads of an exported model; the backend's own choice unless told.
+            hub: keywords of `huggingface_hub.hf_hub_download`, such as `revision` and `token`.
 
-            if torch.device(device).type != "cpu" or dtype != torch.float32:
-                raise MeshcapError("an exported model runs on the CPU with the numbers it was exported with")
-            exported: Any = Exported.from_pretrained(name_or_folder, runtime=runtime)
-            return exported
-        expect_not_exported(name_or_folder)
-        if name_or_folder == DEFAULT:
-            name_or_folder = folder_of(DEFAULT)
-        vocabulary = Vocabulary.load(find_file(name_or_folder, VOCABULARY, **hub))
-        int8 = dtype == torch.int8
-        kept = torch.float32 if int8 else dtype
-        on_cpu = torch.device(device).type == "cpu"
-        # The model is made smaller before the eyes are read: at no time is all of it there in float32.
-        model = load_model(name_or_folder, **hub).to(device=device, dtype=kept).requires_grad_(False)
-        if on_cpu or int8:
-            pack(model, int8=int8)
-        vision = load_vision(name_or_folder, **hub)
-        if vision is not None:
-            # There are no convolutions of 8 bits. Those of 16 are faster and smaller, where a CPU can multiply such.
-            eyes = torch.bfloat16 if int8 and on_cpu and multiplies_bfloat16() else kept
-            vision.to(device=device, dtype=eyes).requires_grad_(False)
-            if on_cpu or int8:
-                vision.fold()
-        return cls(model, vocabulary, vision, load_calibration(name_or_folder, **hub))
+        Raises:
+            MeshcapError: no such model, device or backend, or files that do not fit.
+        """
+        folder = folder_of(name_or_folder)
+        name = backend_of(folder) if backend == "auto" else backend
+        if name not in BACKENDS:
+            raise MeshcapError(f"backend is {backend!r}, expected auto, {', '.join(BACKENDS)}")
+        vocabulary_file = None if name == "torch" else folder / VOCABULARY
+        opened = _open_backend(name, name_or_folder, device, dtype, threads, hub)
+        vocabulary = Vocabulary.load(vocabulary_file or find_file(name_or_folder, VOCABULARY, **hub))
+        return cls(opened, vocabulary, None, load_calibration(name_or_folder, **hub))
+
+    # What it is made of.
+
+    @property
+    def model(self) -> CaptionModel:
+        """The model of a torch captioner: its weights as they were loaded."""
+        return self._torch().model
+
+    @property
+    def vision(self) -> Vision | None:
+        """What turns pixels into Regions; None where Regions are made elsewhere."""
+        return self._torch().vision
+
+    @property
+    def device(self) -> torch.device | str:
+        found: torch.device | str = self.backend.device
+        return found
+
+    @property
+    def dtype(self) -> torch.dtype | str:
+        found: torch.dtype | str = self.backend.dtype
+        return found
+
+    @property
+    def batch_size(self) -> int:
+        """How many pictures are best captioned together, where nobody says otherwise."""
+        return self.backend.batch_size
+
+    @property
+    def reads_pictures(self) -> bool:
+        """Whether it has a vision of its own; others caption Regions only."""
+        return self.backend.preprocess is not None
+
+    def to(self, device: Any = None, dtype: DtypeName | torch.dtype | None = None) -> Self:
+        """Move to another device, to other numbers, or both: `captioner.to("cuda")`, `captioner.to(dtype="int8")`."""
+        self.backend.to(device, dtype)
+        return self
+
+    def optimize(self) -> Self:
+        """Prepare for inference alone, in place: no second copy of the weights, and no way back."""
+        self.backend.optimize()
+        return self
+
+    def __repr__(self) -> str:
+        parts = [self.backend.name, f"{len(self.vocabulary):,} words"]
+        if self.backend.name == "torch":
+            weights = sum(one.numel() for one in self.model.parameters())
+            parts[0] = f"{self.model.name}, {weights / 1e6:.1f} M weights"
+            parts.append("no vision" if self.vision is None else self.vision.name)
+        parts += [str(self.device), str(self.dtype).removeprefix("torch.")]
+        return f"Captioner({', '.join(parts)})"
+
+    # The four steps.
+
+    def read(self, source: Source) -> np.ndarray:
+        """Pixels (3, size, size), uint8, of a picture: a path, a PIL image, an array, the bytes of a file or a file.
+
+        Raises:
+            MeshcapError: this captioner reads Regions only, or the picture cannot be read.
+        """
+        given = self.backend.preprocess
+        if given is None:
+            raise MeshcapError("this captioner has no vision of its own: give it Regions instead of pictures")
+        square = given.square(read_picture(source, at_least=given.size))
+        return np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1))
+
+    def see(self, pixels: Sequence[np.ndarray]) -> Regions:
+        """Regions of pictures that `read` read. (Of an exported captioner, what its graph keeps of them.)"""
+        if not len(pixels):
+            raise MeshcapError("no pictures given: expected at least one")
+        seen: Regions = self.backend.see(pixels)
+        return seen
+
+    def search(
+        self, regions: Regions, options: CaptionOptions | None = None, **fields: Unpack[CaptionFields]
+    ) -> Hypotheses:
+        """Hypotheses of each picture, best first.
+
+        Raises:
+            MeshcapError: regions that do not fit the model, unknown words, options that contradict each other.
+        """
+        options = options_of(options, fields)
+        strategy, rules = self.plan(options)
+        self.backend.check(regions)
+        # Captions that turn out alike are left out when they are said: then others must be there to take their place.
+        kept = 1 if options.n == 1 else strategy.width
+        return self.backend.search(regions, strategy, rules, n_best=kept, attention=options.attention)
+
+    def say(
+        self, found: Hypotheses, options: CaptionOptions | None = None, **fields: Unpack[CaptionFields]
+    ) -> list[Caption]:
+        """A caption of each picture with its alternatives: n in all, or as many different ones as were found."""
+        options = options_of(options, fields)
+        return [self._caption(found, picture, options) for picture in range(len(found.scores))]
+
+    # All of them at once.
+
+    @overload
+    def caption(
+        self,
+        pictures: Regions | list[Source] | tuple[Source, ...],
+        options: CaptionOptions | None = ...,
+        *,
+        batch_size: int | None = ...,
+        progress: bool = ...,
+        **fields: Unpack[CaptionFields],
+    ) -> list[Caption]: ...
+    @overload
+    def caption(
+        self,
+        pictures: Source,
+        options: CaptionOptions | None = ...,
+        *,
+        batch_size: int | None = ...,
+        progress: bool = ...,
+        **fields: Unpack[CaptionFields],
+    ) -> Caption: ...
+    def caption(
+        self,
+        pictures: Any,
+        options: CaptionOptions | None = None,
+        *,
+        batch_size: int | None = None,
+        progress: bool = False,
+        **fields: Unpack[CaptionFields],
+    ) -> list[Caption] | Caption:
+        """A caption for each picture; of one picture alone, its caption.
+
+        Args:
+            pictures: a path, a PIL image, an array, the bytes of a file, a list of such, or Regions.
+            options: see `CaptionOptions`; its fields may be given as keywords: `caption(path, n=3, max_words=8)`.
+            batch_size: pictures captioned together.
+            progress: show a bar on stderr.
+
+        Raises:
+            MeshcapError: pictures that cannot be read, unknown words, options that contradict each other.
+        """
+        options = options_of(options, fields)
+        size = self.batch_size if batch_size is None else batch_size
+        if size < 1:
+            raise MeshcapError(f"batch_size is {size}, expected 1 or more")
+        if is_regions(pictures):
+            if len(pictures) > size:  # here, where a complaint can name the picture by its own number
+                self.backend.check(pictures)
+            parts = (pictures[start : start + size] for start in range(0, len(pictures), size))
+            return [one for part in _shown(parts, len(pictures), progress) for one in self.describe(part, options)]
+        if not isinstance(pictures, list | tuple):
+            return self._one(pictures, options)
+        if not pictures:
+            raise MeshcapError("no pictures given: expected at least one")
+        blocks = (pictures[start : start + size] for start in range(0, len(pictures), size))
+        return [
+            caption
+            for block in _shown(blocks, len(pictures), progress)
+            for caption in self.describe(self.see([self.read(one) for one in block]), options)
+        ]
+
+    __call__ = caption
+
+    def describe(
+        self, regions: Regions, options: CaptionOptions | None = None, **fields: Unpack[CaptionFields]
+    ) -> list[Caption]:
+        """`search` and `say`: a caption of each picture that was seen."""
+        options = options_of(options, fields)
+        return self.say(self.search(regions, options), options)
+
+    def stream(
+        self,
+        sources: Iterable[Source],
+        options: CaptionOptions | None = None,
+        *,
+        batch_size: int | None = None,
+        workers: int | None = None,
+        **fields: Unpack[CaptionFields],
+    ) -> Generator[tuple[Source, Caption | MeshcapError], None, None]:
+        """Captions in the order of the sources; of a picture that cannot be read, the error that says why.
+
+        for source, caption in captioner.stream(Path("holiday").glob("*.jpg")):
+            print(source, caption)
+
+        Threads read pictures a little ahead of the model. Sources are taken as they are needed, up to three batches
+        before their captions come: a million of them take no more memory than a few. Closing the generator ends its
+        threads.
+
+        Args:
+            sources: paths, Pillow images, arrays, the bytes of files or open files, in any mixture.
+            batch_size: pictures captioned together.
+            workers: threads that read pictures; as many as there are CPUs unless told.
+
+        Raises:
+            MeshcapError: this captioner has no vision, or options have no sense.
+        """
+        size = self.batch_size if batch_size is None else batch_size
+        if size < 1 or (workers is not None and workers < 1):
+            raise MeshcapError(f"batch_size is {size} and workers is {workers}, expected at least 1")
+        if not self.reads_pictures:
+            raise MeshcapError("this captioner has no vision of its own: give it Regions instead of pictures")
+        options = options_of(options, fields)
+        self.plan(options)  # mistakes are raised here
+        return self._stream(sources, options, size, min(workers or os.cpu_count() or 1, AHEAD * size))
+
+    @overload
+    def score(self, picture: Source | Regions, text: str) -> Caption: ...
+    @overload
+    def score(self, picture: Source | Regions, text: list[str] | tuple[str, ...]) -> list[Caption]: ...
+    def score(self, picture: Any, text: str | Sequence[str]) -> Caption | list[Caption]:
+        """How likely a sentence is for a picture: `log_probs` has the log-probability of each word and of the end.
+
+        Args:
+            picture: what `caption` takes, one.
+            text: a sentence, or several of the same picture.
+
+        Raises:
+            MeshcapError: a picture that cannot be read, words that the model does not know, too many of them.
+        """
+        texts = [text] if isinstance(text, str) else list(text)
+        if not texts:
+            raise MeshcapError("no sentence given: expected at least one")
+        settings = self.backend.settings
+        ids = [[*ids_of_phrase(one, self.vocabulary, "in the caption"), settings.eos] for one in texts]
+        longest = max(map(len, ids))
+        if longest > settings.max_length:
+            raise MeshcapError(f"the caption has {longest - 1} words, expected at most {settings.max_length - 1}")
+        regions = picture if is_regions(picture) else self.see([self.read(picture)])
+        if len(regions) != 1:
+            raise MeshcapError(f"regions of {len(regions)} pictures were given, expected those of one")
+        self.backend.check(regions)
+        captions = []
+        for words, log_probs in zip(ids, self.backend.score(regions, ids), strict=True):
+            likely = float(np.exp(np.mean(log_probs)))
+            captions.append(
+                Caption(
+                    text=self.vocabulary.sentence(words),
+                    words=self.vocabulary.decode(words),
+                    log_probs=log_probs,
+                    confidence=likely if self.calibration is None else self.calibration.apply(log_probs),
+                    probability=likely,
+                    score=float(np.sum(log_probs)),
+                    finished=True,
+                )
+            )
+        return captions[0] if isinstance(text, str) else captions
+
+    # Keeping it.
 
     def save_pretrained(self, folder: str | Path, *, bits: Bits = 32) -> None:
         """Write vision, vocabulary, calibration and model into a folder, each file whole or not at all.
 
         `bits`: 32 writes weights as they are; 16 and 8 round matrices, for files of half or a quarter of the size.
         """
+        from meshcap.vision import save_vision
+
+        backend = self._torch()
+        backend.expect_plain("saved")
         folder = Path(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise MeshcapError(f"{folder} cannot be made a model folder: {error.strerror}") from error
-        if self.vision is not None:
-            save_vision(self.vision, folder, bits=bits)
+        if backend.vision is not None:
+            save_vision(backend.vision, folder, bits=bits)
         self.vocabulary.save(folder / VOCABULARY)
         if self.calibration is not None:
             self.calibration.save(folder)
         else:
             (folder / CALIBRATION).unlink(missing_ok=True)  # that of another model
-        self.model.save_pretrained(folder, bits=bits)
+        backend.model.save_pretrained(folder, bits=bits)
 
-    @torch.no_grad()
-    def look(self, pictures: Sequence[Source]) -> Regions:
-        """Regions of pictures: paths, PIL images, arrays or the bytes of files.
-
-        Raises:
-            MeshcapError: this captioner reads precomputed features only, or a picture cannot be read.
-        """
-        if self.vision is None:
-            raise MeshcapError("this captioner has no vision of its own: give it Regions instead of pictures")
-        preprocess = self.vision.preprocess
-        pixels = [preprocess.pixels(read_picture(one, at_least=preprocess.size)) for one in pictures]
-        if not pixels:
-            raise MeshcapError("no pictures given: expected at least one")
-        return self.vision(torch.stack(pixels).to(self.vision.device))
-
-    @overload
-    def caption(self, pictures: Regions | list[Source] | tuple[Source, ...], **options: Any) -> list[Caption]: ...
-    @overload
-    def caption(self, pictures: Source, **options: Any) -> Caption: ...
-    def caption(self, pictures: Any, *, batch_size: int = 64, **options: Any) -> list[Caption] | Caption:
-        """A caption for each picture; of one picture alone, its caption.
+    def push_to_hub(
+        self, repo_id: str, *, private: bool | None = None, token: str | None = None, bits: Bits = 32, **commit: Any
+    ) -> str:
+        """Upload what `save_pretrained` writes to the Hugging Face hub; returns the address of the commit.
 
         Args:
-            pictures: a path, a PIL image, an array, the bytes of a file, a list of such, or Regions.
-            batch_size: pictures looked at together.
-            options: those of `describe`.
+            repo_id: `owner/name`; it is made where it does not exist.
+            commit: other keywords of `huggingface_hub.HfApi.upload_folder`, such as `commit_message`.
+        """
+        from huggingface_hub import HfApi
+
+        api = HfApi(token=token)
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder, bits=bits)
+            api.create_repo(repo_id, private=private, exist_ok=True)
+            return str(api.upload_folder(repo_id=repo_id, folder_path=folder, **commit))
+
+    # Parts of the above.
+
+    def plan(self, options: CaptionOptions) -> Plan:
+        """What a search with these options is told: a strategy and rules, in the ids of the vocabulary.
 
         Raises:
-            MeshcapError: pictures that cannot be read, unknown words, options that contradict each other.
+            MeshcapError: unknown words, more words than the model can say.
         """
-        if isinstance(pictures, Regions):
-            if len(pictures) > batch_size:  # here, where a complaint can name the picture by its own number
-                Regions.checked(pictures, width=self.model.config.d_input, boxes=self.model.config.boxes)
-            parts = (pictures[start : start + batch_size] for start in range(0, len(pictures), batch_size))
-            return [caption for part in parts for caption in self.describe(part, **options)]
-        if not isinstance(pictures, list | tuple):
-            return self.describe(self.look([pictures]), **options)[0]
-        if not pictures:
-            raise MeshcapError("no pictures given: expected at least one")
-        blocks = (pictures[start : start + batch_size] for start in range(0, len(pictures), batch_size))
-        return [caption for block in blocks for caption in self.describe(self.look(block), **options)]
+        found = self._plans.get(options)
+        if found is None or (options.strategy == "sample" and options.seed is None):  # a new seed each time
+            found = plan(options, self.vocabulary, self.backend.settings)
+            if len(self._plans) >= MOST_PLANS:
+                self._plans.clear()
+            self._plans[options] = found
+        return found
 
-    def describe(
-        self,
-        regions: Regions,
-        *,
-        strategy: Strategy | None = None,
-        n_best: int = 1,
-        max_length: int | None = None,
-        min_length: int = 2,
-        mention: Sequence[str | Sequence[str]] = (),
-        avoid: Sequence[str] = (),
-        no_repeat_ngram: int = 0,
-        good_endings: bool = False,
-        end_in_time: bool = False,
-        attention: bool = False,
-    ) -> list[Caption]:
-        """A caption for each picture of a batch.
+    def _one(self, picture: Source, options: CaptionOptions) -> Caption:
+        pixels = self.read(picture)
+        regions = self.see([pixels])
+        (caption,) = self.describe(regions, options)
+        boxes = getattr(regions, "boxes", None)
+        return replace(caption, picture=pixels, boxes=None if boxes is None else boxes[0].float().cpu())
 
-        Args:
-            max_length, min_length: in words, the end counted as one; 20 at most and one real word at least by default.
-            strategy: how to search (see `meshcap.decoding`); beam search with 5 beams unless said otherwise.
-            mention: words or phrases that must appear; several in a list are alternatives: `["dog", ["man", "woman"]]`.
-            avoid: words that must not.
-            good_endings: never end in "a", "of", "with" and the like.
-            end_in_time: end within `max_length` rather than be cut off there.
-            attention: also tell where the model looked for each word.
+    def _stream(
+        self, sources: Iterable[Source], options: CaptionOptions, size: int, workers: int
+    ) -> Generator[tuple[Source, Caption | MeshcapError], None, None]:
+        rest, one_at_a_time = iter(sources), Lock()
+        reading: deque[list[tuple[Source, Future[np.ndarray | MeshcapError]]]] = deque()
 
-        Raises:
-            MeshcapError: regions that do not fit the model, unknown words, options that contradict each other.
-        """
-        config = self.model.config
-        Regions.checked(regions, width=config.d_input, boxes=config.boxes)
-        for name, words in (("mention", mention), ("avoid", avoid)):
-            if isinstance(words, str):  # whose letters would pass for words
-                raise MeshcapError(f"{name} is {words!r}, expected a list of words")
-        avoided = [self._asked(one, "to avoid")[0] for one in avoid]
-        rules = Rules(
-            max_length=min(20, config.max_length) if max_length is None else max_length,
-            min_length=min_length,
-            no_repeat_ngram=no_repeat_ngram,
-            # An unknown word tells a reader nothing, and an imported model might say the others too.
-            banned=(config.unk, config.pad, config.bos, *avoided),
-            bad_endings=tuple(sorted(self.vocabulary.id(w) for w in BAD_ENDINGS if w in self.vocabulary))
-            if good_endings
-            else (),
-            end_in_time=end_in_time,
+        def read(source: Source) -> np.ndarray | MeshcapError:
+            # The same image or file may have been given twice, and both have a place where reading has got to.
+            shared = isinstance(source, Image.Image) or hasattr(source, "read")
+            try:
+                with one_at_a_time if shared else nullcontext():
+                    return self.read(source)
+            except MeshcapError as error:
+                return error
+
+        pool = ThreadPoolExecutor(workers, thread_name_prefix="meshcap-stream")
+        try:
+            while True:
+                while len(reading) <= AHEAD and (block := list(islice(rest, size))):
+                    reading.append([(source, pool.submit(read, source)) for source in block])
+                if not reading:
+                    return
+                done = [(source, job.result()) for source, job in reading.popleft()]
+                pixels = [one for _, one in done if not isinstance(one, MeshcapError)]
+                captions = iter(self.describe(self.see(pixels), options) if pixels else ())
+                for source, one in done:
+                    yield source, one if isinstance(one, MeshcapError) else next(captions)
+        finally:  # also where the generator is closed, or thrown away, in the middle
+            pool.shutdown(cancel_futures=True)
+
+    def _caption(self, found: Hypotheses, picture: int, options: CaptionOptions) -> Caption:
+        """The best caption of a picture, its alternatives with it."""
+        scores, captions, words = found.scores[picture].tolist(), list[Caption](), set[tuple[str, ...]]()
+        for rank, score in enumerate(scores):
+            if rank and score == float("-inf"):  # the search found fewer
+                continue
+            one = self._hypothesis(found, picture, rank, options)
+            if tuple(one.words) not in words:
+                words.add(tuple(one.words))
+                least = options.min_confidence
+                captions.append(one.withhold() if least is not None and one.confidence < least else one)
+            if len(captions) == options.n:
+                break
+        best, *others = captions
+        return replace(best, alternatives=tuple(others)) if others else best
+
+    def _hypothesis(self, found: Hypotheses, picture: int, rank: int, options: CaptionOptions) -> Caption:
+        length, finished = int(found.lengths[picture, rank]), bool(found.finished[picture, rank])
+        ids = found.ids[picture, rank, :length].tolist()
+        log_probs = found.log_probs[picture, rank, :length].tolist()
+        words = self.vocabulary.decode(ids)
+        likely = float(np.exp(sum(log_probs) / max(1, length)))
+        missing, warning = 0, None
+        if options.must:
+            missing = len(options.must) - int(found.satisfied[picture, rank])
+            warning = _warning(options, missing, likely, float(found.unconstrained[picture]))
+        weights = None
+        if found.attention is not None:
+            weights = found.attention["words"][picture, rank, : len(words)].float().cpu()
+        return Caption(
+            text=self.vocabulary.sentence(ids),
+            words=words,
+            log_probs=log_probs,
+            confidence=likely if self.calibration is None or not log_probs else self.calibration.apply(log_probs),
+            probability=likely,
+            score=float(found.scores[picture, rank]),
+            finished=finished,
+            missing=missing,
+            warning=warning,
+            attention=weights,
         )
-        if mention:
-            if not isinstance(strategy, Beam | None):
-                raise MeshcapError("required words need a beam search: leave the strategy out or give a Beam")
-            beam = strategy or Beam()
-            required = self._requirements(mention, avoided, rules.max_length - end_in_time)
-            strategy = ConstrainedBeam([required], beam.beams, beam.length_penalty)
-        found = decode(
-            self.model,
-            regions.to(self.model.device, self.model.dtype),
-            strategy,
-            rules,
-            n_best=n_best,
-            attention=attention,
-            graphs=self.graphs,
-        )
-        return list(self._captions(found, len(mention)))
 
-    def _requirements(
-        self, mention: Sequence[str | Sequence[str]], avoided: Sequence[int], most: int
-    ) -> list[list[list[int]]]:
-        """The phrases of each requirement in ids, those that cannot be said left out."""
-        required = []
-        for alternatives in mention:
-            phrases = [alternatives] if isinstance(alternatives, str) else list(alternatives)
-            ids = [self._asked(phrase, "to mention") for phrase in phrases]
-            allowed = [one for one in ids if not set(one) & set(avoided)]
-            possible = [one for one in allowed if len(one) <= most]
-            if not possible:
-                named = " or ".join(map(repr, phrases)) or "nothing"
-                why = "to be avoided, too" if phrases else "no phrase"
-                if allowed:
-                    why = f"longer than {most} {'word' if most == 1 else 'words'}"
-                raise MeshcapError(f"{named} is to be mentioned, and is {why}")
-            required.append(possible)
-        return required
+    def _torch(self) -> Any:
+        if self.backend.name != "torch":
+            raise MeshcapError(f"a captioner by {self.backend.name} has no model in torch: use backend='torch'")
+        return self.backend
 
-    def _asked(self, phrase: str, purpose: str) -> list[int]:
-        """The ids of what a person wrote: as it stands, or else as captions are split ("Dog's" is "dog" and "'s")."""
-        words = phrase.split()
-        if not all(word in self.vocabulary for word in words):
-            words = self.vocabulary.tokens(phrase)
-        if purpose == "to avoid" and len(words) != 1:
-            raise MeshcapError(f"{phrase!r} is to be avoided, expected a single word that captions may hold")
-        return self.vocabulary.ids_of(words, purpose=purpose)
-
-    def _captions(self, found: Hypotheses, required: int) -> Iterator[Caption]:
-        ids, log_probs, lengths = found.ids.tolist(), found.log_probs.tolist(), found.lengths.tolist()
-        scores, probability, finished = found.scores.tolist(), found.confidence.tolist(), found.finished.tolist()
-        satisfied = None if found.satisfied is None else found.satisfied.tolist()
-        looks = None if found.attention is None else found.attention["words"].float().cpu()
-
-        def one(picture: int, rank: int, alternatives: tuple[Caption, ...] = ()) -> Caption:
-            length = lengths[picture][rank]
-            words, text = self.vocabulary.detokenize(ids[picture][rank][:length])
-            said, likely = log_probs[picture][rank][:length], probability[picture][rank]
-            return Caption(
-                text=text,
-                words=words,
-                log_probs=said,
-                confidence=likely if self.calibration is None else self.calibration.apply(said),
-                probability=likely,
-                score=scores[picture][rank],
-                finished=finished[picture][rank],
-                missing=0 if satisfied is None else required - satisfied[picture][rank],
-                attention=None if looks is None else looks[picture, rank, : len(words)],
-                alternatives=alternatives,
+    def _expect_vocabulary(self) -> None:
+        settings, vocabulary = self.backend.settings, self.vocabulary
+        if len(vocabulary) != settings.vocab_size:
+            raise MeshcapError(
+                f"the vocabulary has {len(vocabulary)} words and the model was made for {settings.vocab_size}: "
+                "they do not belong together"
             )
+        for name in ("unk", "pad", "bos", "eos"):
+            if getattr(vocabulary, name) != getattr(settings, name):
+                raise MeshcapError(
+                    f"<{name}> is word {getattr(vocabulary, name)} of the vocabulary and {getattr(settings, name)} "
+                    "of the model: they do not belong together"
+                )
 
-        for picture, ranked in enumerate(scores):
-            rest = tuple(one(picture, rank) for rank in range(1, len(ranked)) if ranked[rank] > float("-inf"))
-            yield one(picture, 0, rest)
+
+def options_of(options: CaptionOptions | None, fields: CaptionFields | dict[str, Any]) -> CaptionOptions:
+    """Options with some of them given as keywords."""
+    if options is None:
+        return CaptionOptions(**fields) if fields else DEFAULT_OPTIONS
+    return replace(options, **fields) if fields else options
+
+
+DEFAULT_OPTIONS = CaptionOptions()
 
 
 def load_calibration(name_or_folder: str | Path, **hub: Any) -> Calibration | None:
@@ -290,6 +533,63 @@ def load_calibration(name_or_folder: str | Path, **hub: Any) -> Calibration | No
     path = find_optional(name_or_folder, CALIBRATION, **hub)
     if path is None:
         return None
-    from meshcap.calibration import Calibration  # here: most models have none
+    from meshcap.evaluation.calibration import Calibration  # here: most models have none
 
     return Calibration.load(path)
+
+
+def is_regions(given: object) -> bool:
+    """Where `meshcap.regions` was never imported nothing is Regions, and it need not be imported to find that out."""
+    module = sys.modules.get("meshcap.regions")
+    return module is not None and isinstance(given, module.Regions)
+
+
+def _open_backend(
+    name: str, name_or_folder: str | Path, device: Any, dtype: Any, threads: int | None, hub: dict[str, Any]
+) -> Backend:
+    if name == "torch":
+        from meshcap.backends.torch_backend import TorchBackend
+
+        return TorchBackend.load(name_or_folder, device=device, dtype=dtype, **hub)
+    if str(device) not in ("auto", "cpu") or str(dtype).removeprefix("torch.") not in ("auto", "float32"):
+        raise MeshcapError("an exported model runs on the CPU with the numbers it was exported with")
+    if name == "onnx":
+        from meshcap.backends.onnx_backend import OnnxBackend
+
+        return OnnxBackend(folder_of(name_or_folder), threads=threads)
+    from meshcap.backends.export_backend import ExportBackend
+
+    return ExportBackend(folder_of(name_or_folder), threads=threads)
+
+
+def _expect_width(model: CaptionModel, vision: Vision | None) -> None:
+    if vision is not None and vision.width != model.config.d_input:
+        raise MeshcapError(
+            f"the vision gives {vision.width} numbers a region and the model was made for {model.config.d_input}: "
+            "they do not belong together"
+        )
+
+
+def _warning(options: CaptionOptions, missing: int, likely: float, without: float) -> str | None:
+    if missing:
+        return f"{missing} of {len(options.must)} required words could not be fitted in"
+    if likely < UNSUITED * without:
+        times = without / max(likely, 1e-9)
+        named = ", ".join(options.must)
+        return f"{named!r} does not suit the picture: the words of a caption without are {times:.1f} times as likely"
+    return None
+
+
+def _shown(blocks: Iterable[Any], total: int, progress: bool) -> Iterator[Any]:
+    """Blocks of pictures, with a bar on stderr where it was asked for."""
+    if not progress:
+        yield from blocks
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True)) as bar:
+        task = bar.add_task("captions", total=total)
+        for block in blocks:
+            yield block
+            bar.advance(task, len(block))

@@ -88,7 +88,10 @@ class Regions:
         if self.features.shape[-1] != width:
             raise MeshcapError(f"regions have {self.features.shape[-1]} numbers each, this model expects {width}")
         if boxes and self.boxes is None:
-            raise MeshcapError("this model reads each region's box, and the regions came without boxes")
+            raise MeshcapError(
+                "this model reads each region's box, and the regions came without boxes: give Regions(features, boxes) "
+                "with x1, y1, x2, y2 from 0 to 1, or use a model made with boxes=False"
+            )
 
     def __len__(self) -> int:
         return self.features.shape[0]

@@ -19,13 +19,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from meshcap.errors import MeshcapError
 from meshcap.files import write_file
@@ -54,11 +57,8 @@ def write_safetensors(weights: Mapping[str, Tensor], path: Path) -> None:
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file, as they are stored."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-    except (SafetensorError, OSError) as error:
-        raise MeshcapError(f"{path} is not a readable safetensors file ({error}): truncated or corrupted?") from error
+    with _opened(path) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
 
 
 def stored(module: nn.Module, bits: Bits = 32) -> dict[str, Tensor]:
@@ -71,21 +71,42 @@ def stored(module: nn.Module, bits: Bits = 32) -> dict[str, Tensor]:
 def load_weights(module: nn.Module, path: Path) -> None:
     """Read weights into a module; a file that does not fit is refused, with its first mismatch, before any is changed.
 
-    Those of 8 bits are restored on the way.
+    Those of 8 bits are restored on the way. Weights are read one by one and the file's pages given back after each:
+    beside the module itself, memory holds one weight.
+
+    Raises:
+        MeshcapError: no readable file, other names or shapes, numbers that are not finite.
     """
     expected = module.state_dict()
-    given = read_weights(path)
-    names = restorable(given, owner=str(path))
+    with _opened(path) as file:
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - not a dict
+    names = {name for name in shapes if not (name.endswith(SCALE) and name.removesuffix(SCALE) in shapes)}
     for name, tensor in expected.items():
         if name not in names:
             raise MeshcapError(f"{path} lacks {name} {tuple(tensor.shape)}, which the settings beside it call for")
-        if given[name].shape != tensor.shape:
-            raise MeshcapError(f"{path} has {name} of shape {tuple(given[name].shape)}, expected {tuple(tensor.shape)}")
-    for name in names:
-        if name not in expected:
+        if shapes[name] != tuple(tensor.shape):
+            raise MeshcapError(f"{path} has {name} of shape {shapes[name]}, expected {tuple(tensor.shape)}")
+    for name in shapes:
+        if name in names and name not in expected:
             raise MeshcapError(f"{path} has {name}, which the settings beside it do not call for")
-    for name, tensor in expected.items():  # one by one: all at once in float32 would be a second model in memory
-        restore(tensor, given, name)
+    for name, tensor in expected.items():
+        with _opened(path) as file:
+            given = {name: file.get_tensor(name)}
+            given |= {one: file.get_tensor(one) for one in (name + SCALE,) if one in shapes and one not in names}
+            restorable(given, owner=str(path))
+            for one, numbers in given.items():
+                if numbers.is_floating_point() and not bool(torch.isfinite(numbers).all()):
+                    raise MeshcapError(f"{path} has {one} with NaN or infinite numbers: the file is damaged")
+            restore(tensor, given, name)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise MeshcapError(f"{path} is not a readable safetensors file ({error}): truncated or corrupted?") from error
 
 
 def reduced(weights: Mapping[str, Tensor], bits: Bits, *, exact: Collection[str] = ()) -> dict[str, Tensor]:
@@ -213,3 +234,19 @@ def _halved(tensor: Tensor) -> Tensor:
         return tensor
     half = tensor.half()
     return half if bool(torch.isfinite(half).all()) else tensor
+
+
+# Where everything in torch.nn.init ends. (Kaiming's are handed over whole, and what they call is not seen here.)
+RANDOM_INIT = ("normal_", "uniform_", "kaiming_normal_", "kaiming_uniform_")
+
+
+class SkipInit(TorchFunctionMode):
+    """Inside this context random initialisation does nothing: weights are about to be read from a file.
+
+    For some 25 million weights, drawing random numbers takes longer than reading the file.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in RANDOM_INIT:
+            return args[0] if args else (kwargs or {})["tensor"]
+        return func(*args, **(kwargs or {}))

@@ -1,5 +1,6 @@
 """What an exported captioner says is what the captioner says, of photographs."""
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -8,12 +9,10 @@ import torch
 import exported
 import tiny
 from meshcap import Captioner, MeshcapError
-from meshcap.decoding import Beam, Greedy, Sample
-from meshcap.export import as_saved, compare, export_captioner
+from meshcap.decoding import Beam
+from meshcap.export import compare, export_captioner
 from meshcap.export.fold import folded
 from meshcap.export.graphs import parts_of
-from meshcap.models.packed import pack
-from meshcap.runtime import Captioner as Exported
 from meshcap.vision import create_vision
 
 pytest.importorskip("onnxscript")
@@ -21,11 +20,11 @@ RUNTIMES = {"onnx": "onnx", "torch": "torch-export"}
 
 
 @pytest.fixture(params=list(RUNTIMES), scope="module")
-def one(request: pytest.FixtureRequest) -> Exported:
-    return Captioner.from_pretrained(exported.folder(request.param), runtime=RUNTIMES[request.param])
+def one(request: pytest.FixtureRequest) -> Captioner:
+    return Captioner.from_pretrained(exported.folder(request.param))
 
 
-def test_the_same_captions(one: Exported) -> None:
+def test_the_same_captions(one: Captioner) -> None:
     ours = exported.captioner()
     for beams in (1, 5):
         found = compare(ours, one, exported.pictures(), beams=beams)
@@ -35,12 +34,12 @@ def test_the_same_captions(one: Exported) -> None:
     assert len({caption.text for caption in captions}) > 2  # captions depend on the picture
 
 
-def test_any_number_of_pictures_and_hypotheses(one: Exported) -> None:
+def test_any_number_of_pictures_and_hypotheses(one: Captioner) -> None:
     ours, pictures = exported.captioner(), exported.pictures()
     for count, beams in ((1, 1), (1, 2), (2, 1), (3, 7)):
         for a, b in zip(
-            ours.caption(pictures[:count], strategy=Beam(beams), n_best=beams),
-            one.caption(pictures[:count], strategy=Beam(beams), n_best=beams),
+            ours.caption(pictures[:count], strategy=Beam(beams), n=beams),
+            one.caption(pictures[:count], strategy=Beam(beams), n=beams),
             strict=True,
         ):
             assert [x.words for x in (a, *a.alternatives)] == [x.words for x in (b, *b.alternatives)]
@@ -49,27 +48,33 @@ def test_any_number_of_pictures_and_hypotheses(one: Exported) -> None:
             assert (a.text, a.finished) == (b.text, b.finished)
 
 
-def test_options_mean_the_same(one: Exported) -> None:
+def test_options_mean_the_same(one: Captioner) -> None:
     ours, picture = exported.captioner(), exported.pictures()[1]
     plain = ours.caption(picture)
     for options in (
-        {"strategy": Greedy()},
-        {"avoid": plain.words[:1]},
-        {"max_length": 4, "min_length": 4},
-        {"max_length": 4, "end_in_time": True},
-        {"avoid": [plain.words[0].upper()]},
-        {"no_repeat_ngram": 1, "good_endings": True},
-        {"strategy": Beam(4, length_penalty=1.0), "n_best": 4},
+        {"strategy": "greedy"},
+        {"must_not": plain.words[:1]},
+        {"max_words": 3, "min_words": 3},
+        {"max_words": 3},
+        {"must_not": plain.words[0].upper()},
+        {"must_not": "dog red|" + " ".join(plain.words[:2])},
+        {"no_repeat_ngram": 1, "good_endings": False},
+        {"strategy": Beam(4, length_penalty=1.0), "n": 4},
+        {"n": 4, "groups": 2},
+        {"must": ["Dog|ball", "of"]},
+        {"strategy": "sample", "top_k": 1, "seed": 1},
     ):
         a, b = ours.caption(picture, **options), one.caption(picture, **options)
-        assert a.words == b.words, options
+        assert [x.words for x in (a, *a.alternatives)] == [x.words for x in (b, *b.alternatives)], options
         assert a.score == pytest.approx(b.score, abs=1e-4)
+        assert (a.warning, a.missing) == (b.warning, b.missing)
+    theirs, own = (captioner.score(picture, ["a red dog", "ball"]) for captioner in (one, ours))
+    for a, b in zip(theirs, own, strict=True):
+        assert a.words == b.words and a.log_probs == pytest.approx(b.log_probs, abs=1e-4)
     for options, message in (
-        ({"mention": ["dog"]}, "words that must appear"),
-        ({"attention": True}, "attention cannot"),
-        ({"strategy": Sample()}, "Sample needs the runtime torch"),
-        ({"avoid": ["zebra"]}, "zebra"),
-        ({"max_length": 99}, "at most 14 words"),
+        ({"attention": True}, "attention is not part of an exported model"),
+        ({"must_not": ["zebra"]}, "zebra"),
+        ({"max_words": 99}, "at most 13 words"),
     ):
         with pytest.raises(MeshcapError, match=message):
             one.caption(picture, **options)
@@ -77,7 +82,7 @@ def test_options_mean_the_same(one: Exported) -> None:
         one.caption([])
 
 
-def test_a_calibration_travels_along(one: Exported) -> None:
+def test_a_calibration_travels_along(one: Captioner) -> None:
     ours, told = (each.caption(exported.pictures()[0]) for each in (exported.captioner(), one))
     assert told.probability == pytest.approx(ours.probability, abs=1e-4)
     assert told.confidence == pytest.approx(ours.confidence, abs=1e-4)
@@ -103,10 +108,10 @@ def test_folders_are_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monk
 def test_what_cannot_be_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = exported.captioner()
     blind = Captioner(tiny.build("m2"), ours.vocabulary)
-    packed = Captioner(pack(tiny.build("m2", d_input=ours.vision.width)), ours.vocabulary, ours.vision)
+    packed = copy.deepcopy(ours).optimize()
     for captioner, options, message in (
         (blind, {}, "precomputed features"),
-        (packed, {}, "laid out for the CPU"),
+        (packed, {}, "optimized in place and cannot be exported"),
         (ours, {"bits": 16}, "expected 8 or 32"),
         (ours, {"bits": 8, "format": "torch"}, "keep weights in 32 bits"),
         (ours, {"format": "tflite"}, "expected onnx or torch"),
@@ -132,16 +137,16 @@ def test_a_state_that_no_search_on_arrays_can_move_is_refused(monkeypatch: pytes
         parts_of(model, regions)
 
 
-def test_an_exported_folder_is_no_model(one: Exported) -> None:
-    for read in (Captioner.from_pretrained, as_saved):
-        with pytest.raises(MeshcapError, match="holds an exported model"):
-            read(exported.folder("onnx"))
+def test_an_exported_folder_is_no_model(one: Captioner) -> None:
+    with pytest.raises(MeshcapError, match="holds an exported model"):
+        Captioner.from_pretrained(exported.folder("onnx"), backend="torch")
     with pytest.raises(MeshcapError, match="runs on the CPU"):
-        Captioner.from_pretrained(exported.folder("onnx"), runtime="onnx", dtype=torch.bfloat16)
+        Captioner.from_pretrained(exported.folder("onnx"), dtype=torch.bfloat16)
     with pytest.raises(MeshcapError, match=r"has no see\.pt2"):
-        Captioner.from_pretrained(exported.folder("onnx"), runtime="torch-export")
-    with pytest.raises(MeshcapError, match="expected one of"):
-        Captioner.from_pretrained(exported.folder("onnx"), runtime="tensorrt")
+        Captioner.from_pretrained(exported.folder("onnx"), backend="torch-export")
+    for use in (lambda: one.model, lambda: one.save_pretrained("x"), lambda: one.to("cpu")):
+        with pytest.raises(MeshcapError, match=r"export|has no model in torch"):
+            use()
 
 
 def test_folding_changes_nothing() -> None:
@@ -162,7 +167,7 @@ def test_every_captioner(name: str, format: str, tmp_path: Path) -> None:
     vision = create_vision("small-cnn", channels=(16, 16), size=48)
     ours = exported.small(name, vision)
     export_captioner(ours, tmp_path / "out", format=format)
-    one = Exported.from_pretrained(tmp_path / "out", runtime=RUNTIMES[format])
+    one = Captioner.from_pretrained(tmp_path / "out", backend=RUNTIMES[format])
     for beams in (1, 5):
         found = compare(ours, one, exported.pictures(), beams=beams)
         assert found.same == found.pictures, found.differing
@@ -173,6 +178,6 @@ def test_every_captioner(name: str, format: str, tmp_path: Path) -> None:
 def test_efficientnet(format: str, bits: int, tmp_path: Path) -> None:
     ours = exported.small("m2", create_vision("efficientnet-lite2", size=128), d_model=64, d_ff=256)
     export_captioner(ours, tmp_path / "out", format=format, bits=bits)
-    one = Exported.from_pretrained(tmp_path / "out", runtime=RUNTIMES[format])
+    one = Captioner.from_pretrained(tmp_path / "out", backend=RUNTIMES[format])
     found = compare(ours, one, exported.pictures())
     assert found.same >= (6 if bits == 32 else 4), found.differing

@@ -14,9 +14,9 @@ import torch
 
 from meshcap.batch.inputs import Picture
 from meshcap.batch.output import Row
-from meshcap.captioner import Caption, Captioner
+from meshcap.caption import Caption
+from meshcap.captioner import Captioner
 from meshcap.errors import MeshcapError
-from meshcap.stream import stream
 
 Block = tuple[int, Sequence[Picture]]
 READERS = 4  # threads that fetch members of shards; decoding is the stream's own work
@@ -116,7 +116,7 @@ def caption_blocks(
             yield from block[1]
 
     sources = _sources(pictures(), 2 * settings.batch_size)
-    captions = stream(captioner, sources, batch=settings.batch_size, workers=settings.readers, **options)
+    captions = captioner.stream(sources, batch_size=settings.batch_size, workers=settings.readers, **options)
     try:
         for _, result in captions:
             if stop is not None and stop.is_set():

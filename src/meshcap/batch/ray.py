@@ -33,9 +33,7 @@ class WorkerSettings:
     device: str
     dtype: str
     settings: dict[str, Any]
-    options: dict[str, Any] = field(default_factory=dict)  # of `Captioner.describe`, but the strategy
-    beams: int = 5
-    length_penalty: float = 0.0
+    options: dict[str, Any] = field(default_factory=dict)  # the fields of `CaptionOptions`
     threads: int = 1
     folder: str = "."  # that relative paths start from
 
@@ -48,7 +46,7 @@ class Worker:
 
         from meshcap.batch.local import BatchSettings
         from meshcap.captioner import Captioner
-        from meshcap.decoding import Beam
+        from meshcap.options import CaptionOptions
 
         self.recipe = WorkerSettings(**recipe)
         try:
@@ -57,14 +55,9 @@ class Worker:
             raise MeshcapError(f"{self.recipe.folder} is not there on a machine of the cluster: {error}") from error
         torch.set_num_threads(self.recipe.threads)
         self.settings = BatchSettings(**self.recipe.settings)
-        self.strategy = Beam(self.recipe.beams, self.recipe.length_penalty)
-        precision = self.recipe.dtype
-        if precision == "auto":
-            fits = self.recipe.device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-            precision = "bfloat16" if fits else "float32"
-        self.captioner = Captioner.from_pretrained(
-            self.recipe.model, device=self.recipe.device, dtype=getattr(torch, precision)
-        )
+        self.options = CaptionOptions.parse(self.recipe.options)
+        kind: Any = self.recipe.dtype
+        self.captioner = Captioner.from_pretrained(self.recipe.model, device=self.recipe.device, dtype=kind).optimize()
 
     def __call__(self, batch: Mapping[str, Any]) -> Iterator[dict[str, list[Any]]]:
         from meshcap.batch.local import caption_blocks
@@ -75,9 +68,7 @@ class Worker:
         ]
         # Whole batches to a block: the one that may be shorter goes last.
         blocks.sort()
-        for number, rows in caption_blocks(
-            self.captioner, blocks, self.settings, strategy=self.strategy, **self.recipe.options
-        ):
+        for number, rows in caption_blocks(self.captioner, blocks, self.settings, options=self.options):
             yield {"block": [number], "rows": [json.dumps(rows)]}
 
 

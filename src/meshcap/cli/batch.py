@@ -10,17 +10,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from meshcap.cli import options
 from meshcap.errors import MeshcapError
+from meshcap.options import CaptionOptions
 
 if TYPE_CHECKING:
     from meshcap.batch.inputs import Picture
     from meshcap.batch.output import Row
-    from meshcap.captioner import Captioner
 
 NAMED = 10  # broken pictures that are named, where a file lists them all
 BATCHES = 4  # of a block: what is lost at most when a job is killed, times the blocks in work
@@ -60,7 +60,9 @@ def batch(
         bool, typer.Option("--overwrite-alt", help="Of --html: replace texts that are there, but alt=''.")
     ] = False,
     n: Annotated[int, typer.Option("--n", "-n", min=1, help="Captions of each picture.")] = 1,
-    beams: Annotated[int, typer.Option("--beams", min=1, help="Hypotheses of a beam search; 1 is greedy.")] = 5,
+    beams: Annotated[
+        int | None, typer.Option("--beams", min=1, help="Hypotheses of a beam search; 1 is greedy.", show_default="5")
+    ] = None,
     must: Annotated[
         list[str] | None, typer.Option("--must", help="Must appear; alternatives by |, as in 'dog|puppy'.")
     ] = None,
@@ -71,7 +73,9 @@ def batch(
     min_words: Annotated[int, typer.Option(min=1, help="Fewest words of a caption.")] = 1,
     length_penalty: Annotated[float, typer.Option(help="Compare scores / length ** this.")] = 0.0,
     no_repeat_ngram: Annotated[int, typer.Option(min=0, help="No so many words in a row twice.")] = 0,
-    good_endings: Annotated[bool, typer.Option("--good-endings", help="Never end in 'a', 'of', 'with' …")] = False,
+    good_endings: Annotated[
+        bool, typer.Option("--good-endings/--no-good-endings", help="Never end in 'a', 'of', 'with' …")
+    ] = True,
     min_confidence: Annotated[
         float | None,
         typer.Option(min=0, max=1, help="Withhold captions that are trusted less.", show_default="none is withheld"),
@@ -142,8 +146,17 @@ def batch(
         raise MeshcapError("nowhere to write to: give --out FILE.jsonl (or .csv, .parquet, a folder), or --sidecar")
     if html and shard is not None:
         raise MeshcapError("--shard splits pictures, and a page is filled in by one job: leave one out")
-    if max_words is not None and min_words > max_words:
-        raise MeshcapError(f"--min-words is {min_words} and --max-words is {max_words}: expected no more than that")
+    wanted = CaptionOptions.parse(
+        n=n,
+        beams=beams,
+        must=must,
+        must_not=must_not,
+        max_words=max_words,
+        min_words=min_words,
+        length_penalty=length_penalty,
+        no_repeat_ngram=no_repeat_ngram,
+        good_endings=good_endings,
+    )
 
     copies = None if in_place or folder is None or not kinds else folder
     pages = _pages(html or [])
@@ -159,8 +172,6 @@ def batch(
     from meshcap.batch.local import BatchSettings, caption_in_threads
     from meshcap.batch.ray import WorkerSettings, caption_blocks_with_ray, connect, has_gpu
     from meshcap.captioner import Captioner
-    from meshcap.cli.caption import longest
-    from meshcap.decoding import Beam
 
     if ray:
         connect(ray, cpus=None if workers is None else workers * (threads or 1))
@@ -169,25 +180,15 @@ def batch(
     else:
         where, precision = options.apply(device, dtype, 1, None)  # threads are shared out among lanes, below
         on_gpu = where.type == "cuda"
-    captioner = Captioner.from_pretrained(model, device=where, dtype=precision)
-    saying: dict[str, Any] = {
-        "n_best": n,
-        "max_length": longest(captioner, max_words, min_words),
-        "min_length": min_words + 1,  # the end is counted
-        "mention": [one.split("|") for one in must or []],
-        "avoid": must_not or [],
-        "no_repeat_ngram": no_repeat_ngram,
-        "good_endings": good_endings,
-    }
-    strategy = Beam(max(beams, n), length_penalty)
-    _try(captioner, {"strategy": strategy, **saying})
+    captioner = Captioner.from_pretrained(model, device=where, dtype=precision).optimize()
+    captioner.plan(wanted)  # mistakes are raised before a cluster works or a file is written
 
     if restart:  # only now, when nothing is wrong with the new one
         forget(state)
     if pages:
         there = {picture.key for picture in pictures}
-        wanted = pictures_of(pages, overwrite=overwrite_alt, saved_list=state / PAGES)
-        pictures += [picture for picture in wanted if picture.key not in there]
+        on_pages = pictures_of(pages, overwrite=overwrite_alt, saved_list=state / PAGES)
+        pictures += [picture for picture in on_pages if picture.key not in there]
         delivery.check(pictures)
     cpus = threads or os.cpu_count() or 1
     lanes = 1 if where.type != "cpu" or ray else min(cpus, LANES)
@@ -198,24 +199,23 @@ def batch(
     def caption(blocks: Sequence[tuple[int, Sequence[Picture]]]) -> Iterable[tuple[int, list[Row]]]:
         if not ray:
             return caption_in_threads(
-                captioner, blocks, settings, lanes=lanes, threads=max(1, cpus // lanes), strategy=strategy, **saying
+                captioner, blocks, settings, lanes=lanes, threads=max(1, cpus // lanes), options=wanted
             )
         recipe = WorkerSettings(
             model,
             "cuda" if on_gpu else "cpu",
             dtype,
             asdict(settings) | {"readers": readers},
-            saying,
-            max(beams, n),
-            length_penalty,
+            asdict(wanted),
             threads or 1,
             os.getcwd(),
         )
         return caption_blocks_with_ray(recipe, blocks, workers=workers)
 
     facts = {
-        "model": weights_of(model), "dtype": dtype, "batch": settings.batch_size, "beams": beams, "shard": str(share),
-        "length_penalty": length_penalty, "log_probs": log_probs, "min_confidence": min_confidence, **saying,
+        "model": weights_of(model), "dtype": dtype, "batch": settings.batch_size, "shard": str(share),
+        "log_probs": log_probs,
+        **json_format.loads(json_format.dumps(asdict(wanted))), "min_confidence": min_confidence,
     }  # fmt: skip
     with Job(state, pictures, facts, block=settings.batch_size * BATCHES) as job:
         if job.done is None:
@@ -258,13 +258,6 @@ def _pages(names: Sequence[str]) -> list[str]:
             raise MeshcapError(f"--html is {name}, and there is no such page")
         found |= dict.fromkeys(paths)
     return list(found)
-
-
-def _try(captioner: Captioner, options: dict[str, Any]) -> None:
-    """One grey picture, so that options without sense are told before a cluster works or a file is written."""
-    from PIL import Image
-
-    captioner.caption(Image.new("RGB", (64, 64), "grey"), **options)
 
 
 def _tell(counts: dict[str, int], table: Path | None, errors: Path, json: bool) -> None:

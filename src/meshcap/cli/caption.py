@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from contextlib import closing
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from meshcap.cli import options
-from meshcap.cli.caption_wishes import Wishes
-from meshcap.cli.caption_wishes import longest as longest  # `meshcap batch` counts words in the same way
 from meshcap.errors import MeshcapError
+from meshcap.options import CaptionOptions
 
 
 def caption(
@@ -45,7 +44,9 @@ def caption(
     min_words: Annotated[int, typer.Option(min=1, help="Fewest words of a caption.")] = 1,
     length_penalty: Annotated[float, typer.Option(help="Compare scores / length ** this.")] = 0.0,
     no_repeat_ngram: Annotated[int, typer.Option(min=0, help="No so many words in a row twice.")] = 0,
-    good_endings: Annotated[bool, typer.Option("--good-endings", help="Never end in 'a', 'of', 'with' …")] = False,
+    good_endings: Annotated[
+        bool, typer.Option("--good-endings/--no-good-endings", help="Never end in 'a', 'of', 'with' …")
+    ] = True,
     confidence: Annotated[bool, typer.Option("--confidence", help="Also say how far to trust each caption.")] = False,
     min_confidence: Annotated[
         float | None,
@@ -70,17 +71,17 @@ def caption(
 
     if show and json:
         raise MeshcapError("--show is for people and --json for programs: leave one out")
-    wishes = Wishes(
+    wanted = CaptionOptions.parse(
         n=n,
+        strategy="sample" if sample else None,
         beams=beams,
-        groups=groups,
-        sample=sample,
+        groups=groups if groups > 1 else None,
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
         seed=seed,
-        must=tuple(must or ()),
-        must_not=tuple(must_not or ()),
+        must=must,
+        must_not=must_not,
         max_words=max_words,
         min_words=min_words,
         length_penalty=length_penalty,
@@ -91,16 +92,9 @@ def caption(
 
     from meshcap.captioner import Captioner
     from meshcap.cli.caption_lines import Lines, draw, watched
-    from meshcap.runtime import Captioner as Exported
-    from meshcap.runtime.facts import is_exported, runtime_of
-    from meshcap.stream import together
 
     where, precision = options.apply(device, dtype, threads, seed)
-    captioner: Any
-    if is_exported(model):
-        captioner = Exported.from_pretrained(model, runtime=runtime_of(model), threads=threads)
-    else:
-        captioner = Captioner.from_pretrained(model, device=where, dtype=precision)
+    captioner = Captioner.from_pretrained(model, device=where, dtype=precision, threads=threads).optimize()
     lines = Lines(
         json=json,
         alone=alone,
@@ -109,8 +103,8 @@ def caption(
         calibrated=captioner.calibration is not None,
     )
     # Pictures that are drawn come one by one, so that the time beside each is its own.
-    batch = 1 if show else together(where, precision)
-    with closing(told(captioner, asked, batch, wishes.options(captioner))) as captions:
+    batch = 1 if show else captioner.batch_size
+    with closing(told(captioner, asked, batch, wanted)) as captions:
         if not (show and draw(captions, lines)):
             for source, caption_or_error in watched(captions, len(asked)):
                 lines.tell(source, caption_or_error)

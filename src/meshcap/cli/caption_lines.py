@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from meshcap.captioner import Caption
+from meshcap.caption import Caption
 from meshcap.cli.caption_sources import Told
 from meshcap.errors import MeshcapError
 

@@ -14,8 +14,9 @@ from meshcap.data.shards import TarSource
 from meshcap.errors import MeshcapError
 
 if TYPE_CHECKING:
-    from meshcap.captioner import Caption, Captioner
-    from meshcap.runtime import Captioner as Exported
+    from meshcap.caption import Caption
+    from meshcap.captioner import Captioner
+    from meshcap.options import CaptionOptions
 
 
 class StandardInput(io.BytesIO):
@@ -64,37 +65,30 @@ def piped() -> StandardInput:
 
 
 def told(
-    captioner: Captioner | Exported, asked: Sequence[Any], batch: int, wishes: dict[str, Any]
+    captioner: Captioner, asked: Sequence[Any], batch: int, wanted: CaptionOptions
 ) -> Generator[Told, None, None]:
     """Every source with its caption, or with why there is none, as soon as it is known.
 
     Raises:
-        MeshcapError: pictures and features at once, features that do not fit, or wishes that have no sense.
+        MeshcapError: pictures and features at once, features that do not fit, or options that have no sense.
     """
     from meshcap.data.features import SUFFIXES
-    from meshcap.runtime import Captioner as OfExport
-    from meshcap.runtime.stream import stream as exported_stream
 
-    if isinstance(captioner, OfExport):  # which looks at pictures alone
-        yield from exported_stream(captioner, asked, batch=batch, **wishes)
-        return
     features = [Path(one) for one in asked if isinstance(one, str) and one.endswith(tuple(SUFFIXES))]
     if features and len(features) < len(asked):
         raise MeshcapError(f"{features[0]} holds region features and others are pictures: expected one kind")
     if features:
-        yield from of_features(captioner, features, batch, wishes)
+        yield from of_features(captioner, features, batch, wanted)
         return
-    if captioner.vision is None:
+    if not captioner.reads_pictures:
         raise MeshcapError(
             f"this model reads region features and cannot look at {asked[0]}: expected {', '.join(SUFFIXES)}"
         )
-    from meshcap.stream import stream
-
-    yield from stream(captioner, asked, batch=batch, **wishes)
+    yield from captioner.stream(asked, wanted, batch_size=batch)
 
 
 def of_features(
-    captioner: Captioner, files: Sequence[Path], batch: int, wishes: dict[str, Any]
+    captioner: Captioner, files: Sequence[Path], batch: int, wanted: CaptionOptions
 ) -> Generator[Told, None, None]:
     """The same for region features that somebody computed before."""
     from meshcap.data.features import read_features
@@ -113,6 +107,6 @@ def of_features(
         if boxes and len(boxes) < len(good):
             raise MeshcapError(f"{len(boxes)} of {len(good)} files have boxes: expected all or none")
         regions = Regions.collate([features for features, _ in good], boxes or None) if good else None
-        captions = iter([] if regions is None else captioner.describe(regions, **wishes))
+        captions = iter([] if regions is None else captioner.describe(regions, wanted))
         for path, one in zip(block, read, strict=True):
             yield path, one if isinstance(one, MeshcapError) else next(captions)

@@ -69,10 +69,9 @@ def evaluate(
     from rich.console import Console
     from rich.progress import Progress
 
-    from meshcap.calibration import CALIBRATION
     from meshcap.captioner import Captioner
     from meshcap.cli.score import show_result
-    from meshcap.decoding import Beam
+    from meshcap.evaluation.calibration import CALIBRATION
     from meshcap.evaluation.drawing import trial_drawing
     from meshcap.evaluation.evaluation import evaluate as evaluate_split
     from meshcap.evaluation.evaluation import named_samples, read_captions, samples_of
@@ -93,12 +92,9 @@ def evaluate(
             typer.echo(f"warning: {missing}", err=True)
     else:
         where, precision = options.apply(device, dtype, threads, None)
-        captioner = Captioner.from_pretrained(model, device=where, dtype=precision)
-        longest = captioner.model.config.max_length
-        wishes = {
-            "strategy": Beam(beams),
-            "max_length": min(20 if max_words is None else max_words + 1, longest),
-        }
+        captioner = Captioner.from_pretrained(model, device=where, dtype=precision).optimize()
+        # As published figures are made: captions may end on any word.
+        wishes = {"beams": beams, "max_words": max_words, "good_endings": False}
     console = Console(stderr=True)
     with Progress(console=console, disable=json or not console.is_terminal, transient=True) as progress:
         task = progress.add_task(f"captioning {split}", total=len(samples))

@@ -47,14 +47,14 @@ def export(
         out = Path(f"{name}-{format}" + "-int8" * (bits == "8"))
     pictures = pictures_of(check or [])
 
-    from meshcap.export import as_saved, compare, export_captioner
-    from meshcap.runtime import Captioner as Exported
+    from meshcap.captioner import Captioner
+    from meshcap.export import compare, export_captioner
 
-    captioner = as_saved(model)
+    captioner = Captioner.from_pretrained(model, device="cpu", dtype="float32", backend="torch")
     written = export_captioner(captioner, out, format=format, bits=8 if bits == "8" else 32)
     found: list[Comparison] = []
     if pictures:
-        exported = Exported.from_pretrained(out, runtime="onnx" if format == "onnx" else "torch-export")
+        exported = Captioner.from_pretrained(out, device="cpu")
         found = [compare(captioner, exported, pictures, beams=beams) for beams in (1, 5)]
     tell(out, written, found, json)
 

@@ -65,7 +65,7 @@ def serve(
             raise MeshcapError(f"--cors is {origin!r}, expected an origin such as https://example.org")
     at = listen(host, port)  # before the model is read: a taken port is told at once
     where, precision = options.apply(device, dtype, threads, None)
-    captioner = Captioner.from_pretrained(model, device=where, dtype=precision)
+    captioner = Captioner.from_pretrained(model, device=where, dtype=precision).optimize()
     name = Path(model).name or model
     service = Service(captioner, name, limits, Fetcher(limits.bytes) if allow_urls else None)
     if not is_loopback(host) and not keys:

@@ -17,11 +17,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from meshcap.calibration import FEWEST
 from meshcap.data import Dataset, read_dataset
 from meshcap.data.dataset import Sample
 from meshcap.data.features import FeatureStore, open_features
 from meshcap.errors import MeshcapError
+from meshcap.evaluation.calibration import FEWEST
 from meshcap.evaluation.calibration_fit import Trial, try_calibration
 from meshcap.evaluation.drawing import trial_drawing
 from meshcap.evaluation.page import ReportContent, SampleCard, picks, write_report
@@ -33,7 +33,8 @@ from meshcap.vision.pictures import read_picture
 from meshcap.vision.preprocess import Preprocess
 
 if TYPE_CHECKING:
-    from meshcap.captioner import Caption, Captioner
+    from meshcap.caption import Caption
+    from meshcap.captioner import Captioner
 
 SHOWN = 256  # pixels of a picture in a report
 Progress = Callable[[int, int], object]  # done, of how many

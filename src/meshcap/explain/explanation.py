@@ -121,7 +121,7 @@ def explain(
         raise MeshcapError(f"n_best is {n_best} and runners_up {runners_up}, expected at least 1 of each")
     regions, shown, window = _seen(captioner, picture)
     strategy = strategy or Beam()
-    (found,) = captioner.describe(regions, strategy=strategy, n_best=min(n_best, strategy.width))
+    (found,) = captioner.describe(regions, strategy=strategy, n=min(n_best, strategy.width))
     ids = _ids_of(captioner, caption) if caption is not None else captioner.vocabulary.encode(found.words)
     if caption is not None or found.finished:
         ids.append(captioner.model.config.eos)
@@ -168,7 +168,7 @@ def _seen(
         return picture, None, None
     if hasattr(picture, "read"):
         picture = io.BytesIO(picture.read())  # is read twice
-    regions = captioner.look([picture])  # just as captioning sees it, at reduced scale where that is enough
+    regions = captioner.see([captioner.read(picture)])
     assert captioner.vision is not None
     shown = read_picture(picture, at_least=SHOWN)
     width, height = shown.size

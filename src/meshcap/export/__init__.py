@@ -1,5 +1,5 @@
-"""Captioners as graphs that run elsewhere: ONNX, and torch's own archives. `meshcap.runtime` runs them."""
+"""Captioners as graphs that run elsewhere: ONNX, and torch's own archives. `meshcap.backends` run them."""
 
-from meshcap.export.folder import Comparison, as_saved, compare, export_captioner
+from meshcap.export.folder import Comparison, compare, export_captioner
 
-__all__ = ["Comparison", "as_saved", "compare", "export_captioner"]
+__all__ = ["Comparison", "compare", "export_captioner"]

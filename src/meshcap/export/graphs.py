@@ -13,11 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from meshcap.backends.exported import Part, first_line
 from meshcap.errors import MeshcapError
 from meshcap.models import CaptionModel
 from meshcap.regions import Regions
-from meshcap.runtime.facts import Part
-from meshcap.runtime.graphs import first_line
 from meshcap.vision import Vision
 
 State = dict[str, Tensor]

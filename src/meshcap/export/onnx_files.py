@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
+from meshcap.backends.exported import NEXT, Part, first_line
 from meshcap.errors import FailedError, MeshcapError
 from meshcap.files import write_file
-from meshcap.runtime.facts import NEXT, Part
-from meshcap.runtime.graphs import first_line
 
 OPSET = 20  # the newest that onnxruntime 1.17 reads
 

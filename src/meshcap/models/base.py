@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Literal, Self, overload
 import torch
 from huggingface_hub import ModelHubMixin
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from meshcap.attention import State
 from meshcap.errors import MeshcapError
@@ -22,7 +21,7 @@ from meshcap.files import write_text
 from meshcap.folders import CONFIG, WEIGHTS, Bits, find_file, read_config
 from meshcap.models.packed import Int8Linear, PackedLinear
 from meshcap.regions import Regions
-from meshcap.weights import load_weights, save_weights, stored
+from meshcap.weights import SkipInit, load_weights, save_weights, stored
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,12 +235,14 @@ class CaptionModel(
         write_text(save_directory / CONFIG, settings)
 
     @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **hub: Any) -> Self:
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: str | Path, *, dtype: torch.dtype = torch.float32, **hub: Any
+    ) -> Self:
         """Read a model folder or a model on the hub. (The mixin reads settings first and tells mistakes its way.)"""
-        return cls._from_pretrained(model_id=pretrained_model_name_or_path, **hub)
+        return cls._from_pretrained(model_id=pretrained_model_name_or_path, dtype=dtype, **hub)
 
     @classmethod
-    def _from_pretrained(cls, *, model_id: str | Path, **hub: Any) -> Self:
+    def _from_pretrained(cls, *, model_id: str | Path, dtype: torch.dtype = torch.float32, **hub: Any) -> Self:
         hub = {
             key: hub[key]
             for key in ("revision", "cache_dir", "force_download", "local_files_only", "token")
@@ -255,22 +256,6 @@ class CaptionModel(
             )
         config = cls.config_class.from_dict(settings)
         with SkipInit():
-            model = cls(config)
+            model = cls(config).to(dtype)  # before there are weights: they never exist in other numbers
         load_weights(model, find_file(model_id, WEIGHTS, **hub))
         return model.eval()
-
-
-# Where everything in torch.nn.init ends. (Kaiming's are handed over whole, and what they call is not seen here.)
-RANDOM_INIT = ("normal_", "uniform_", "kaiming_normal_", "kaiming_uniform_")
-
-
-class SkipInit(TorchFunctionMode):
-    """Inside this context random initialisation does nothing: weights are about to be read from a file.
-
-    For some 25 million weights, drawing random numbers takes longer than reading the file.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") in RANDOM_INIT:
-            return args[0] if args else (kwargs or {})["tensor"]
-        return func(*args, **(kwargs or {}))

@@ -9,6 +9,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+
 from meshcap.errors import MeshcapError
 from meshcap.folders import CONFIG, find_file, read_config
 from meshcap.models.base import CaptionModel
@@ -56,17 +58,20 @@ def create_model(name: str, **settings: Any) -> CaptionModel:
     return model(model.config_class.from_dict(settings))
 
 
-def load_model(name_or_folder: str | Path, **hub: Any) -> CaptionModel:
+def load_model(
+    name_or_folder: str | Path, *, dtype: torch.dtype = torch.float32, **hub: Any
+) -> CaptionModel:
     """The captioner in a model folder, a run, or on the Hugging Face hub (`owner/name`), in evaluation mode.
 
     Args:
+        dtype: the numbers that weights are kept in.
         hub: keywords of `huggingface_hub.hf_hub_download`, such as `revision` and `token`.
 
     Raises:
         MeshcapError: no such model, or settings or weights that do not fit.
     """
     settings = read_config(find_file(name_or_folder, CONFIG, **hub))
-    return model_class(str(settings.get("model"))).from_pretrained(name_or_folder, **hub)
+    return model_class(str(settings.get("model"))).from_pretrained(name_or_folder, dtype=dtype, **hub)
 
 
 def model_class(name: str) -> type[CaptionModel]:

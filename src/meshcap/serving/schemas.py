@@ -19,7 +19,7 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from torch import Tensor
 
-from meshcap.captioner import Caption
+from meshcap.caption import Caption
 from meshcap.errors import FailedError, MeshcapError
 from meshcap.explain.heatmap import as_grid
 from meshcap.serving.limits import Limits, RefusalError, Reservation

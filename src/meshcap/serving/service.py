@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import secrets
 import threading
 import time
 from collections import deque
@@ -21,7 +20,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from meshcap.captioner import Caption, Captioner
+from meshcap.caption import Caption
+from meshcap.captioner import Captioner
 from meshcap.errors import FailedError, MeshcapError
 from meshcap.regions import Regions
 from meshcap.serving.fetch import Fetcher
@@ -159,18 +159,13 @@ class Batcher:
                 self._describe([jobs[at] for at in part], regions[torch.tensor(part, device=regions.features.device)])
         return len(jobs)
 
-    @torch.no_grad()
     def _look(self, jobs: Sequence[PendingPicture]) -> Regions:
-        vision = self.captioner.vision
-        assert vision is not None
-        regions: Regions = vision(torch.stack([job.pixels for job in jobs]).to(vision.device))
-        return regions
+        return self.captioner.see([job.pixels.numpy() for job in jobs])
 
     def _describe(self, jobs: Sequence[PendingPicture], regions: Regions) -> None:
         wishes = jobs[0].wishes
-        seed = secrets.randbits(62) if wishes.seed is None else wishes.seed
         try:
-            captions = self.captioner.describe(regions, **wishes.described(seed))
+            captions = self.captioner.describe(regions, wishes.options())
             boxes = None if regions.boxes is None or not wishes.attention else regions.boxes.float().cpu()
         except Exception as error:
             self._one_by_one(jobs, error)

@@ -7,7 +7,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from meshcap.captioner import Captioner
-from meshcap.decoding import Beam, ConstrainedBeam, DiverseBeam, Greedy, Sample, Strategy
+from meshcap.errors import MeshcapError
+from meshcap.options import CaptionOptions
 from meshcap.serving.limits import RefusalError
 
 MOST_TOLD = 200  # characters of a mistake that are repeated to whoever made it
@@ -36,7 +37,7 @@ class Wishes(BaseModel):
     )
     avoid: tuple[str, ...] = Field((), max_length=100, description="Words that must not appear.")
     no_repeat_ngram: int = Field(0, ge=0, le=20, description="No so many words in a row twice; 0: allowed.")
-    good_endings: bool = Field(False, description="Never end in 'a', 'of', 'with' …")
+    good_endings: bool = Field(True, description="Never end in 'a', 'of', 'with' …")
     attention: bool = Field(False, description="Also tell where the model looked for each word.")
 
     @field_validator("mention", mode="before")
@@ -63,19 +64,28 @@ class Wishes(BaseModel):
                 raise ValueError("expected words, phrases of at most 100 characters, or up to 8 alternatives of them")
         return given
 
-    def searching(self, seed: int) -> Strategy:
-        """The search, where nothing is required. A beam is as wide as the captions that are asked for."""
-        wide = max(self.beams, self.n_best)
-        if self.strategy == "sample":
-            return Sample(self.n_best, self.temperature, self.top_k, self.top_p, seed)
-        if self.strategy == "diverse":
-            return DiverseBeam(wide, self.groups, length_penalty=self.length_penalty)
-        return Greedy() if self.strategy == "greedy" else Beam(wide, self.length_penalty)
-
-    def described(self, seed: int) -> dict[str, Any]:
-        """For `Captioner.describe`."""
-        alike = "n_best", "max_length", "min_length", "mention", "avoid", "no_repeat_ngram", "good_endings", "attention"
-        return {"strategy": self.searching(seed)} | {name: getattr(self, name) for name in alike}
+    def options(self) -> CaptionOptions:
+        """For `Captioner`, which counts words only."""
+        searching = self.strategy in ("beam", "diverse")
+        sampling = self.strategy == "sample"
+        return CaptionOptions(
+            n=self.n_best,
+            strategy=self.strategy,
+            beams=max(self.beams, self.n_best) if searching else None,
+            groups=self.groups if self.strategy == "diverse" else None,
+            temperature=self.temperature if sampling else 1.0,
+            top_k=self.top_k if sampling else 0,
+            top_p=self.top_p if sampling else 1.0,
+            seed=self.seed,
+            must=tuple(one if isinstance(one, str) else "|".join(one) for one in self.mention),
+            must_not=self.avoid,
+            max_words=None if self.max_length is None else max(1, self.max_length - 1),
+            min_words=max(1, self.min_length - 1),
+            length_penalty=self.length_penalty if searching else 0.0,
+            no_repeat_ngram=self.no_repeat_ngram,
+            good_endings=self.good_endings,
+            attention=self.attention,
+        )
 
 
 def _cleaned(words: Any) -> tuple[Any, ...]:
@@ -111,37 +121,13 @@ def check(wishes: Wishes, captioner: Captioner, most: int) -> int:
 
     Raises:
         RefusalError: 422: unknown words, options that contradict each other, more than `most` hypotheses.
-        MeshcapError: as `Captioner.describe` says it.
     """
-    captioner.vocabulary.ids_of(wishes.avoid, purpose="to avoid")
-    strategy = wishes.searching(0)
-    if wishes.n_best > strategy.width:
+    try:
+        width = captioner.plan(wishes.options()).strategy.width
+    except MeshcapError as error:
+        raise RefusalError(422, str(error)) from None
+    if width > most:
         raise RefusalError(
-            422, f"{wishes.n_best} captions were asked for, and {wishes.strategy} finds {strategy.width}"
+            422, f"so many required words need {width} hypotheses, at most {most}: require fewer, or less beams"
         )
-    longest = captioner.model.config.max_length
-    most_words = min(20, longest) if wishes.max_length is None else wishes.max_length
-    if not wishes.min_length <= most_words <= longest:
-        raise RefusalError(
-            422, f"lengths from {wishes.min_length} to {most_words}: expected min ≤ max, and at most {longest} words"
-        )
-    if wishes.mention:
-        if wishes.strategy != "beam":
-            raise RefusalError(422, "required words need a beam search: leave the strategy out or say beam")
-        both = {word for one in wishes.mention for word in ([one] if isinstance(one, str) else one)} & {*wishes.avoid}
-        if both:
-            raise RefusalError(422, f"{min(both)!r} is both to mention and to avoid: expected one of them")
-        constraints = [
-            [
-                captioner.vocabulary.ids_of(phrase.split(), purpose="to mention")
-                for phrase in ([one] if isinstance(one, str) else one)
-            ]
-            for one in wishes.mention
-        ]
-        strategy = ConstrainedBeam([constraints], max(wishes.beams, wishes.n_best))
-    if strategy.width > most:
-        raise RefusalError(
-            422,
-            f"so many required words need {strategy.width} hypotheses, at most {most}: require fewer, or less beams",
-        )
-    return strategy.width
+    return width

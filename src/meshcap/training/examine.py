@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from PIL import Image
 
-from meshcap.captioner import Caption, Captioner
+from meshcap.caption import Caption
+from meshcap.captioner import Captioner
 from meshcap.data.dataset import Sample
 from meshcap.data.features import FeatureStore
-from meshcap.decoding import Beam
 from meshcap.errors import MeshcapError
 from meshcap.metrics import Result, score
 from meshcap.regions import Regions
@@ -88,8 +88,10 @@ class Examiner:
                 self.eyes.ahead(blocks[place + 1])
             with autocast(self.world.device, self.dtype):
                 regions = see(vision, self.eyes.view(block, training=False))
-            longest = min(self.max_length, self.captioner.model.config.max_length)
-            said = self.captioner.caption(regions, strategy=Beam(self.beams), max_length=longest, batch_size=self.batch)
+            longest = min(self.max_length, self.captioner.model.config.max_length) - 1
+            said = self.captioner.caption(
+                regions, beams=self.beams, max_words=longest, good_endings=False, batch_size=self.batch
+            )
             found.extend(zip(block.tolist(), said, strict=True))
             tell(len(found), len(mine))
         if vision is not None:

@@ -1,7 +1,7 @@
 """Pictures to Regions.
 
 Each name is fetched from its module when it is first asked for: reading a picture needs no torch, and exported
-captioners (`meshcap.runtime`) run where there is none.
+captioners (`meshcap.backends`) run where there is none.
 """
 
 from __future__ import annotations

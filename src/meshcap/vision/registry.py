@@ -26,7 +26,7 @@ from meshcap.folders import (
 )
 from meshcap.vision.backbone import Patches, SmallCNN, Vision
 from meshcap.vision.efficientnet import VARIANTS, EfficientNetLite, load_imagenet
-from meshcap.weights import load_weights, save_weights, stored
+from meshcap.weights import SkipInit, load_weights, save_weights, stored
 
 VISIONS: dict[str, type[Vision]] = {kind.name: kind for kind in (EfficientNetLite, Patches, SmallCNN)}
 
@@ -88,7 +88,7 @@ def save_vision(vision: Vision, model_folder: str | Path, *, bits: Bits = 32) ->
     write_text(folder / VISION_CONFIG, settings)
 
 
-def load_vision(name_or_folder: str | Path, **hub: Any) -> Vision | None:
+def load_vision(name_or_folder: str | Path, *, dtype: torch.dtype = torch.float32, **hub: Any) -> Vision | None:
     """The eyes of a model folder or of a model on the hub; None where it has none and reads features made elsewhere.
 
     Raises:
@@ -102,9 +102,10 @@ def load_vision(name_or_folder: str | Path, **hub: Any) -> Vision | None:
     kind = vision_class(str(name))
     own_way: Any = getattr(kind, "from_folder", None)
     if own_way is not None:
-        return own_way(fetch_folder(name_or_folder, VISION_FOLDER, **hub), settings).eval()
+        return own_way(fetch_folder(name_or_folder, VISION_FOLDER, **hub), settings).to(dtype).eval()
     _expect_settings(kind, str(path), settings)
-    vision = kind(**settings)
+    with SkipInit():
+        vision = kind(**settings).to(dtype)  # before there are weights: they never exist in other numbers
     if vision.state_dict():
         load_weights(vision, find_file(name_or_folder, f"{VISION_FOLDER}/{WEIGHTS}", **hub))
     return vision.eval()

@@ -33,8 +33,10 @@ importlib.util.find_spec = lambda name, *rest: None if name.partition(".")[0] in
 CAPTION = """
 import json, sys
 from meshcap import Captioner
-captioner = Captioner.from_pretrained(sys.argv[1], runtime="onnx")
-found = [captioner.caption(path, n_best=2) for path in sys.argv[2:]]
+captioner = Captioner.from_pretrained(sys.argv[1])
+found = [captioner.caption(path, n=2) for path in sys.argv[2:]]
+assert captioner.caption(sys.argv[2], must="ball").missing == 0
+assert captioner.score(sys.argv[2], found[0].text).words == found[0].words
 assert "torch" not in sys.modules
 print(json.dumps([[one.words, one.score, one.alternatives[0].words] for one in found]))
 """
@@ -51,7 +53,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 def expect_our_captions(printed: str, photos: list[str]) -> None:
     for (words, score, second), ours in zip(
-        json.loads(printed), exported.captioner().caption(photos, n_best=2), strict=True
+        json.loads(printed), exported.captioner().caption(photos, n=2), strict=True
     ):
         assert words == ours.words
         assert second == ours.alternatives[0].words
@@ -67,7 +69,7 @@ def test_nothing_of_torch_is_imported(photos: list[str]) -> None:
 
 def test_what_needs_torch_says_so(tmp_path: Path) -> None:
     """`import meshcap` itself works, and so does its error."""
-    asks = "import meshcap\ntry:\n    meshcap.Captioner.from_pretrained(sys.argv[1], runtime='torch-export')\n"
+    asks = "import meshcap\ntry:\n    meshcap.Captioner.from_pretrained(sys.argv[1], backend='torch-export')\n"
     asks += "except meshcap.MeshcapError as error:\n    print(error)"
     for name in ("see.pt2", "say.pt2"):
         (tmp_path / name).touch()
@@ -76,7 +78,7 @@ def test_what_needs_torch_says_so(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", BLOCK + asks, str(tmp_path)], capture_output=True, text=True, check=False
     )
-    assert done.stdout.strip() == "the runtime torch-export needs torch: pip install torch", done.stderr
+    assert done.stdout.strip() == "the backend torch-export needs torch: pip install torch", done.stderr
 
 
 @pytest.mark.slow

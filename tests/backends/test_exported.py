@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from meshcap import Captioner
+from meshcap.backends.exported import FACTS, Facts, Part
 from meshcap.errors import MeshcapError
-from meshcap.runtime import Captioner
-from meshcap.runtime.facts import FACTS, Facts, Part
 
 PART = Part(name="keys", dtype="float32", shape=(2, "3*pictures", "places"), seen=False, changes=True, follows=False)
 WHOLE = Facts(
@@ -28,7 +28,7 @@ def test_other_files_are_refused_in_one_line(tmp_path: Path) -> None:
     for wrong, message in (
         ("{", "not readable JSON"),
         ("[]", "version None"),
-        (json.dumps({**good, "version": 2}), "version 2"),
+        (json.dumps({**good, "version": 3}), "version 3"),
         (json.dumps({name: value for name, value in good.items() if name != "eos"}), "does not say eos"),
         (json.dumps({**good, "bos": "two"}), "bos 'two'"),
         (json.dumps({**good, "state": [{**part, "shape": [2, "elephants"]}]}), "elephants"),
@@ -43,8 +43,13 @@ def test_other_files_are_refused_in_one_line(tmp_path: Path) -> None:
 
 def test_folders_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(MeshcapError, match=r"has no runtime\.json"):
-        Captioner.from_pretrained(tmp_path)
+        Captioner.from_pretrained(tmp_path, backend="onnx")
     with pytest.raises(MeshcapError, match="is no folder"):
-        Captioner.from_pretrained(tmp_path / "nowhere")
-    with pytest.raises(MeshcapError, match="no runtime 'torch'"):
-        Captioner.from_pretrained(tmp_path, runtime="torch")
+        Captioner.from_pretrained(tmp_path / "nowhere", backend="onnx")
+    with pytest.raises(MeshcapError, match="backend is 'tpu', expected auto, torch, onnx, torch-export"):
+        Captioner.from_pretrained(tmp_path, backend="tpu")
+    (tmp_path / FACTS).write_text(WHOLE.to_json(), encoding="utf-8")
+    with pytest.raises(MeshcapError, match=r"holds an exported model: read it with backend='onnx'"):
+        Captioner.from_pretrained(tmp_path, backend="torch")
+    with pytest.raises(MeshcapError, match=r"has no see\.onnx: write it with `meshcap export MODEL --format onnx`"):
+        Captioner.from_pretrained(tmp_path)

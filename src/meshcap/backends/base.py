@@ -1,0 +1,78 @@
+"""Backend: what a captioner is run by."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from meshcap.decoding.records import Hypotheses, Rules, Settings, Strategy
+from meshcap.errors import MeshcapError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from meshcap.vision.preprocess import Preprocess
+
+
+class Backend(ABC):
+    """`see` and `search` of one captioner. Safe to call from several threads."""
+
+    name: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def settings(self) -> Settings:
+        """Of the model: the size of its vocabulary, its longest caption, its special words."""
+
+    @property
+    @abstractmethod
+    def preprocess(self) -> Preprocess | None:
+        """How a picture becomes the square of pixels that `see` reads; None where the captioner reads Regions only."""
+
+    @property
+    def device(self) -> Any:
+        return "cpu"
+
+    @property
+    def dtype(self) -> Any:
+        return "float32"
+
+    @property
+    def batch_size(self) -> int:
+        """How many pictures are best captioned together: more take memory and save nothing."""
+        return 8
+
+    @abstractmethod
+    def see(self, pixels: Sequence[np.ndarray]) -> Any:
+        """What `search` reads of pictures, uint8 (3, size, size) each: Regions, or what the graph keeps of them."""
+
+    @abstractmethod
+    def search(
+        self, seen: Any, strategy: Strategy, rules: Rules, *, n_best: int = 1, attention: bool = False
+    ) -> Hypotheses:
+        """The n best captions of each picture.
+
+        Raises:
+            MeshcapError: what this backend cannot do, or what does not fit the model.
+        """
+
+    @abstractmethod
+    def score(self, seen: Any, ids: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Log-probabilities of the words of captions of one picture, each after those before it."""
+
+    @abstractmethod
+    def optimize(self) -> None:
+        """Prepare for inference alone, in place; a backend that always is does nothing."""
+
+    def to(self, device: Any = None, dtype: Any = None) -> None:
+        """Move to another device or to other numbers."""
+        raise MeshcapError("an exported model runs on the CPU with the numbers it was exported with")
+
+    @abstractmethod
+    def check(self, seen: Any) -> None:
+        """Refuse what `search` could not read.
+
+        Raises:
+            MeshcapError: Regions that do not fit the model.
+        """

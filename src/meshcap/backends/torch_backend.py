@@ -1,0 +1,242 @@
+"""torch: the model itself, on a CPU or a GPU.
+
+A loaded model stays as it is: it can be saved, copied and trained. What makes inference fast on a CPU, weights in
+oneDNN's layout and convolutions with their normalisation folded in, is made of a copy at the first use (matrices that
+are not rearranged are shared with the original), or in place by `optimize`. On a GPU decoding steps are captured as
+CUDA graphs, one for each shape of a batch.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from torch import nn
+
+from meshcap.backends.base import Backend
+from meshcap.backends.exported import expect_not_exported
+from meshcap.decoding.records import Hypotheses, Rules, Strategy
+from meshcap.decoding.search import Graphs, decode
+from meshcap.errors import MeshcapError
+from meshcap.models import CaptionModel, ModelConfig, load_model
+from meshcap.models.packed import can_pack, multiplies_bfloat16, pack
+from meshcap.regions import Regions
+from meshcap.vision import Preprocess, Vision, load_vision
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
+
+
+class Prepared(NamedTuple):
+    """What inference runs, and the weights that it was made of."""
+
+    model: CaptionModel
+    vision: Vision | None
+    made_of: tuple[tuple[int, int], ...]
+
+
+class TorchBackend(Backend):
+    """A model, and the vision that makes its Regions where it has one."""
+
+    name = "torch"
+
+    def __init__(self, model: CaptionModel, vision: Vision | None = None, *, int8: bool = False, prepare: bool = False):
+        """
+        Args:
+            int8: linear maps run with weights of 8 bits, on a CPU.
+            prepare: run a copy that is prepared for inference; without, what was given runs as it is.
+        """
+        self.model = model.eval()
+        self.vision = None if vision is None else vision.eval()
+        self.int8, self.prepare, self.optimized = int8, prepare, False
+        self.graphs = Graphs()
+        self._prepared: Prepared | None = None
+        self._lock = threading.Lock()
+
+    @classmethod
+    def load(cls, name_or_folder: str | Path, *, device: Any = "auto", dtype: Any = "auto", **hub: Any) -> Self:
+        """A model folder or a model on the hub, in the numbers that it is to run with: no other copy ever exists.
+
+        Raises:
+            MeshcapError: no such model or device, or files that do not fit.
+        """
+        where = device_of(device)
+        kind = dtype_of(dtype, where)
+        expect_not_exported(name_or_folder)
+        int8 = kind == torch.int8
+        if int8 and not (where.type == "cpu" and can_pack(torch.int8)):
+            raise MeshcapError("int8 weights need an x86 CPU and a torch with int8 kernels: use bfloat16")
+        kept = torch.float32 if int8 else kind
+        model = load_model(name_or_folder, dtype=kept, **hub).to(where)
+        # There are no convolutions of 8 bits. Those of 16 are faster and smaller, where a CPU can multiply such.
+        vision = load_vision(name_or_folder, dtype=torch.bfloat16 if int8 and multiplies_bfloat16() else kept, **hub)
+        return cls(model, None if vision is None else vision.to(where), int8=int8, prepare=True)
+
+    @property
+    def settings(self) -> ModelConfig:
+        return self.model.config
+
+    @property
+    def preprocess(self) -> Preprocess | None:
+        return None if self.vision is None else self.vision.preprocess
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.int8 if self.int8 else self.model.dtype
+
+    @property
+    def batch_size(self) -> int:
+        if self.device.type == "cuda":
+            return 64
+        # With weights of 8 bits a CPU still reads numbers of 32, and most of its memory is what it keeps of a batch.
+        return 4 if self.int8 else 8
+
+    @torch.no_grad()
+    def see(self, pixels: Sequence[np.ndarray]) -> Regions:
+        vision = self.prepared().vision
+        assert vision is not None
+        batch = torch.from_numpy(np.stack([np.asarray(one) for one in pixels]))
+        return vision(batch.to(vision.device))
+
+    def check(self, seen: Any) -> None:
+        if not isinstance(seen, Regions):
+            raise MeshcapError(f"regions were given as {type(seen).__name__}, expected Regions")
+        Regions.checked(seen, width=self.settings.d_input, boxes=self.settings.boxes)
+
+    def search(
+        self, seen: Regions, strategy: Strategy, rules: Rules, *, n_best: int = 1, attention: bool = False
+    ) -> Hypotheses:
+        model = self.prepared().model
+        regions = seen.to(self.device, self.model.dtype)
+        return decode(model, regions, strategy, rules, n_best=n_best, attention=attention, graphs=self.graphs)
+
+    @torch.no_grad()
+    def score(self, seen: Regions, ids: Sequence[Sequence[int]]) -> list[list[float]]:
+        config = self.settings
+        longest = max(map(len, ids))
+        words = torch.tensor([[*one, *[config.pad] * (longest - len(one))] for one in ids], device=self.device)
+        before = torch.cat((torch.full_like(words[:, :1], config.bos), words[:, :-1]), -1)
+        log_probs = self.prepared().model(seen.to(self.device, self.model.dtype), before[None])[0]  # (S, T, V)
+        found = log_probs.float().gather(-1, words[..., None])[..., 0].tolist()
+        return [row[: len(one)] for row, one in zip(found, ids, strict=True)]
+
+    def prepared(self) -> Prepared:
+        """What inference runs: on a CPU a copy, made when it is first needed and again when weights have changed."""
+        if self.optimized or not self.prepare or self.device.type != "cpu":
+            return Prepared(self.model, self.vision, ())
+        now = _weights_of(self.model, self.vision)
+        with self._lock:
+            if self._prepared is None or self._prepared.made_of != now:
+                model: CaptionModel = _sharing_copy(self.model)
+                pack(model, int8=self.int8)
+                vision = None if self.vision is None else _sharing_copy(self.vision)
+                if vision is not None:
+                    vision.fold()
+                self._prepared = Prepared(model, vision, now)
+            return self._prepared
+
+    def optimize(self) -> None:
+        with self._lock:
+            if self.optimized:
+                return
+            self._prepared = None
+            self.model.requires_grad_(False)
+            if self.vision is not None:
+                self.vision.requires_grad_(False)
+            if self.device.type == "cpu":
+                pack(self.model, int8=self.int8)
+                if self.vision is not None:
+                    self.vision.fold()
+            self.optimized = True
+
+    def to(self, device: Any = None, dtype: Any = None) -> None:
+        if self.optimized:
+            raise MeshcapError("this captioner was optimized in place and cannot be moved: load it again")
+        where = self.device if device is None else device_of(device)
+        kind = self.dtype if dtype is None else dtype_of(dtype, where)
+        if kind == torch.int8 and not (where.type == "cpu" and can_pack(torch.int8)):
+            raise MeshcapError("int8 weights need an x86 CPU and a torch with int8 kernels: use bfloat16")
+        self.int8 = kind == torch.int8
+        self.prepare = self.prepare or self.int8
+        for module in (self.model, self.vision):
+            if module is not None:
+                module.to(where, torch.float32 if self.int8 else kind)
+        self._forget()
+
+    def expect_plain(self, purpose: str) -> None:
+        """
+        Raises:
+            MeshcapError: the weights were rearranged in place.
+        """
+        if self.optimized:
+            raise MeshcapError(f"this captioner was optimized in place and cannot be {purpose}: load it again")
+
+    def _forget(self) -> None:
+        self._prepared, self.graphs, self._lock = None, Graphs(), threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: the model and the vision, nothing that was made of them."""
+        self.expect_plain("copied")
+        return {name: value for name, value in vars(self).items() if name not in ("_prepared", "graphs", "_lock")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+
+def _weights_of(*modules: nn.Module | None) -> tuple[tuple[int, int], ...]:
+    """Where the weights lie and how often they were changed."""
+    return tuple((p.data_ptr(), p._version) for module in modules if module is not None for p in module.parameters())
+
+
+def _sharing_copy(module: Any) -> Any:
+    """A copy whose weights are those of the original, until it replaces them."""
+    tensors = (*module.parameters(), *module.buffers())
+    return copy.deepcopy(module, {id(one): one for one in tensors})
+
+
+def device_of(name: Any) -> torch.device:
+    """A device by name; "auto" is a GPU where there is one.
+
+    Raises:
+        MeshcapError: no such device.
+    """
+    cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
+    if name == "auto":
+        return torch.device("cuda" if cuda else "mps" if mps else "cpu")
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError) as error:
+        raise MeshcapError(f"device is {name!r}, expected auto, cpu, cuda or mps") from error
+    if device.type == "cuda" and not cuda:
+        raise MeshcapError("device is cuda, and torch sees no CUDA device: use cpu or auto")
+    if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():
+        raise MeshcapError(f"device is {device}, and torch sees {torch.cuda.device_count()} CUDA devices")
+    if device.type == "mps" and not mps:
+        raise MeshcapError("device is mps, and torch sees no Apple GPU: use cpu or auto")
+    if device.type not in ("cpu", "cuda", "mps"):
+        raise MeshcapError(f"device is {name!r}, expected auto, cpu, cuda or mps")
+    return device
+
+
+def dtype_of(name: Any, device: torch.device) -> torch.dtype:
+    """Numbers to compute with, by name; "auto" is bfloat16 on GPUs made for it, else float32.
+
+    Raises:
+        MeshcapError: an unknown name.
+    """
+    if name == "auto":
+        fits = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.bfloat16 if fits else torch.float32
+    found = DTYPES.get(name) if isinstance(name, str) else name if name in DTYPES.values() else None
+    if found is None:
+        raise MeshcapError(f"dtype is {str(name)!r}, expected auto, {', '.join(DTYPES)}")
+    return found
