@@ -48,7 +48,8 @@ from meshcap.data.workers import cores
 from meshcap.errors import FailedError, MeshcapError
 from meshcap.files import write_text
 from meshcap.machine import machine
-from meshcap.metrics import java
+from meshcap.metrics.meteor import meteor as meteor_measures
+from meshcap.metrics.result import Missing
 from meshcap.text.tokenizers import tokenize_each
 from meshcap.training.checkpoint import Position
 from meshcap.training.distributed import World
@@ -252,12 +253,12 @@ def bench_meteor(data: str, out: Path, *, only: Sequence[str] = (), say: Say = l
 
 
 def meteors(systems: Sequence[Sequence[str]], samples: Sequence[Sample], tokenizer: str) -> list[float]:
-    """METEOR of several systems' captions of the same pictures; Java starts once."""
+    """METEOR of several systems' captions of the same pictures."""
     flat = tokenize_each(tokenizer, (caption for sample in samples for caption in sample.captions))
     references = [[next(flat) for _ in sample.captions] for sample in samples]
     try:
-        measures = java.meteor([list(tokenize_each(tokenizer, said)) for said in systems], references)
-    except java.Missing as missing:
+        measures = meteor_measures([list(tokenize_each(tokenizer, said)) for said in systems], references)
+    except Missing as missing:
         raise MeshcapError(str(missing)) from None
     return [measure.corpus() for measure in measures]
 
@@ -415,7 +416,7 @@ def command(
         typer.Option(
             "--meteor",
             help="Only add METEOR to a finished bench in --out and write its page again: seeds, layers and steps are "
-            "the bench's own, nothing is trained, no GPU is needed (Java and the extra java-metrics are).",
+            "the bench's own, nothing is trained, no GPU is needed (the extra meteor is).",
         ),
     ] = False,
     device: common.Device = "auto",

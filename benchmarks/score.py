@@ -137,7 +137,7 @@ def peer_rows(said: list[str], raw: Raw, ours: float) -> list[Row]:
         from pycocoevalcap.rouge.rouge import Rouge
         from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
     except ImportError:
-        return [Row("all of these", "pycocoevalcap", None, missing='pip install "meshcap[java-metrics]"')]
+        return [Row("all of these", "pycocoevalcap", None, missing='pip install "meshcap[meteor]"')]
     setting, total, rows = "pycocoevalcap", 0.0, []
     written = {i: [{"caption": caption} for caption in captions] for i, captions in enumerate(raw)}
     spoken = {i: [{"caption": caption}] for i, caption in enumerate(said)}

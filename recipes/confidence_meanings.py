@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy
 
+from meshcap.calibration import Array
 from meshcap.data import read_dataset
-from meshcap.evaluation.calibration import Array
 from meshcap.evaluation.calibration_fit import held_out, rank_correlation, reliability, signals_of
 from meshcap.evaluation.content_words import people_words, used_share, used_shares
 from meshcap.metrics import score

@@ -9,8 +9,8 @@ import numpy as np
 import skimage.data
 
 import tiny
+from meshcap.calibration import Calibration
 from meshcap.captioner import Captioner
-from meshcap.evaluation.calibration import Calibration
 from meshcap.export import export_captioner
 from meshcap.text import Vocabulary
 from meshcap.vision import Vision, create_vision

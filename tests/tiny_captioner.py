@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import tiny
+from meshcap.calibration import Calibration
 from meshcap.captioner import Captioner
-from meshcap.evaluation.calibration import Calibration
 from meshcap.text import Vocabulary
 from meshcap.vision import create_vision
 

@@ -40,7 +40,7 @@ from meshcap.vision.pictures import Source, read_picture
 if TYPE_CHECKING:
     import torch
 
-    from meshcap.evaluation.calibration import Calibration
+    from meshcap.calibration import Calibration
     from meshcap.models import CaptionModel
     from meshcap.regions import Regions
     from meshcap.vision import Vision
@@ -533,7 +533,7 @@ def load_calibration(name_or_folder: str | Path, **hub: Any) -> Calibration | No
     path = find_optional(name_or_folder, CALIBRATION, **hub)
     if path is None:
         return None
-    from meshcap.evaluation.calibration import Calibration  # here: most models have none
+    from meshcap.calibration import Calibration  # here: most models have none
 
     return Calibration.load(path)
 

@@ -1,8 +1,6 @@
 """The bench of mechanisms at its smallest: everything runs, what is done is kept, figures are those of the runs."""
 
 import json
-import shutil
-from importlib.util import find_spec
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -17,6 +15,7 @@ from benchmarks.side_by_side import side_by_side
 from meshcap.data import read_dataset
 from meshcap.errors import FailedError
 from meshcap.metrics import score
+from meshcap.metrics.meteor import find_data
 from meshcap.models import MODELS
 from meshcap.training.run import Run
 
@@ -168,8 +167,8 @@ def test_speed_is_measured_once_and_the_rest_added_without_eyes(
     other = tiny_data.scenes(tmp_path / "other", train=8, val=2, test=2)
     assert launch([str(other), *meteor[1:]]) == 2
     assert "does not hold the pictures and captions" in capsys.readouterr().err
-    if not shutil.which("java") or find_spec("pycocoevalcap") is None:
-        pytest.skip("METEOR needs Java and pycocoevalcap")
+    if find_data() is None:
+        pytest.skip("METEOR's data is not installed")
     assert launch(meteor) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["machine"] == "another machine"
@@ -184,12 +183,12 @@ def test_speed_is_measured_once_and_the_rest_added_without_eyes(
     (found,) = [line for line in lines if line["case"] == "seq2seq" and line.get("seed") == 1 and "METEOR" in line]
     references = {sample.id: list(sample.captions) for sample in read_dataset(data).split("test")}
     assert found["METEOR"] == score(run["said"], references, metrics=["METEOR"], bootstrap=0).scores["METEOR"]
-    monkeypatch.setenv("PATH", "")  # no Java: what has been scored needs none
+    monkeypatch.setattr("meshcap.metrics.meteor.find_spec", lambda name: None)  # what has been scored needs no data
     assert launch(meteor) == 0
     assert results.read_text() == scored
     results.write_text(before)
     assert launch(meteor) == 2
-    assert "there is no Java" in capsys.readouterr().err
+    assert "data is not installed" in capsys.readouterr().err
 
 
 def test_only_what_there_is(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

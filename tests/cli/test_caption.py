@@ -16,11 +16,11 @@ from PIL import Image
 import tiny_captioner
 from meshcap import Captioner, cli, folders
 from meshcap.batch.inputs import list_pictures
+from meshcap.calibration import Calibration
 from meshcap.cli.caption_lines import shown
 from meshcap.data.scenes import draw_scene
 from meshcap.decoding import Beam, DiverseBeam, Sample
 from meshcap.errors import MeshcapError
-from meshcap.evaluation.calibration import Calibration
 
 CALIBRATION = Calibration({"mean": 1.0}, (-2.0, -0.8), (0.1, 0.9))
 Done = tuple[int, str, str]

@@ -9,9 +9,9 @@ import numpy
 import pytest
 
 import tiny_data
+from meshcap.calibration import CALIBRATION, FEWEST, Calibration
 from meshcap.captioner import Captioner
 from meshcap.decoding import Beam
-from meshcap.evaluation.calibration import CALIBRATION, FEWEST, Calibration
 from meshcap.evaluation.content_words import used_shares
 
 VAL = 30

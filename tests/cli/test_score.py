@@ -185,6 +185,7 @@ def test_missing_java_is_no_mistake(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setattr("meshcap.metrics.meteor.find_spec", lambda name: None)
     words = (folder / "a.json", "--references", folder / "refs.json", "--meteor", "--spice", "--json")
     code, out, err = call(capsys, *words)
     assert code == 0

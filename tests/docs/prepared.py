@@ -21,9 +21,9 @@ import h5py
 import numpy
 
 import tiny
+from meshcap.calibration import Calibration
 from meshcap.captioner import Captioner
 from meshcap.data.scenes import draw_scene
-from meshcap.evaluation.calibration import Calibration
 from meshcap.regions import Regions
 from meshcap.text import Vocabulary
 from meshcap.vision import create_vision

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshcap.evaluation.calibration import LEAST, SIGNALS, measured
+from meshcap.calibration import LEAST, SIGNALS, measured
 from meshcap.evaluation.calibration_fit import (
     CURVES,
     combined,

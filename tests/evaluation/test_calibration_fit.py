@@ -3,8 +3,8 @@
 import numpy
 import pytest
 
+from meshcap.calibration import Calibration
 from meshcap.errors import MeshcapError
-from meshcap.evaluation.calibration import Calibration
 from meshcap.evaluation.calibration_fit import reliability, try_calibration
 
 NOUNS = "dog cat boat tree house car ball fish star heart".split()

@@ -15,8 +15,9 @@ from meshcap.data.scenes import draw_scene
 from meshcap.errors import MeshcapError
 from meshcap.evaluation.charts import curves_of
 from meshcap.evaluation.drawing import Drawing
-from meshcap.evaluation.page import ReportContent, SampleCard, page, picks, thumbnail, write_report
+from meshcap.evaluation.page import ReportContent, SampleCard, page, picks, write_report
 from meshcap.metrics import Result
+from meshcap.vision.pictures import thumbnail
 
 VOID = {"meta", "img", "wbr", "br", "hr", "link", "input"}
 EVIL = "<script>alert('x')</script> \"&' </figure>"

@@ -10,9 +10,9 @@ from PIL import Image
 
 import tiny
 from meshcap import Captioner, MeshcapError
+from meshcap.calibration import Calibration
 from meshcap.data.scenes import draw_scene
 from meshcap.decoding import Greedy
-from meshcap.evaluation.calibration import Calibration
 from meshcap.explain import explain
 from meshcap.models import CaptionModel
 from meshcap.text import Vocabulary

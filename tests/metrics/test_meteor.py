@@ -11,7 +11,6 @@ import random
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import numpy
 import pytest
@@ -19,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshcap.errors import MeshcapError
-from meshcap.metrics import meteor_align, meteor_paraphrases
-from meshcap.metrics.meteor import JAR, LIMIT, Meteor, find_data
+from meshcap.metrics import compare, meteor_align, meteor_paraphrases, score
+from meshcap.metrics.meteor import JAR, LIMIT, Meteor, find_data, meteor
 from meshcap.metrics.meteor_align import EXACT, PARAPHRASE, Matches, resolve
 from meshcap.metrics.meteor_paraphrases import Paraphrases
 from meshcap.metrics.meteor_words import Normalizer, english_stem, java_hash
@@ -95,29 +94,71 @@ def test_batches_change_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_scores_by_hand(folder: Path) -> None:
     meteor = Meteor(data=folder)
 
-    def score(candidate: str, reference: str) -> float:
+    def one(candidate: str, reference: str) -> float:
         return float(meteor.scores(counted(meteor, [(candidate, [reference])]))[0])
 
-    assert score("red dog", "red dog") == 1  # whole, in one chunk: no penalty
-    assert score("red dog", "blue bird") == 0
+    assert one("red dog", "red dog") == 1  # whole, in one chunk: no penalty
+    assert one("red dog", "blue bird") == 0
     # "red" and "dog" match, in two chunks of two words: the penalty is 0.6 · (2 / 2) ** 0.2.
-    assert score("red dog", "dog red") == pytest.approx(1 - 0.6)
+    assert one("red dog", "dog red") == pytest.approx(1 - 0.6)
     # "the" is a function word: 0.25 of a word, "dog" 0.75. Precision 1, recall 0.75 / 1; one chunk of one word.
     mean = 1 / (0.15 / 1 + 0.85 / 0.75)
-    assert score("dog", "the dog") == pytest.approx(mean * (1 - 0.6))
+    assert one("dog", "the dog") == pytest.approx(mean * (1 - 0.6))
     # A stem counts 0.6, a synonym 0.8, a paraphrase 0.6 (here one word for four).
-    assert score("zorbs", "zorb") == pytest.approx(0.6)
-    assert score("bicycle", "bike") == pytest.approx(0.8)
-    assert score("together", "at the same time") == pytest.approx(0.6)
+    assert one("zorbs", "zorb") == pytest.approx(0.6)
+    assert one("bicycle", "bike") == pytest.approx(0.8)
+    assert one("together", "at the same time") == pytest.approx(0.6)
     # What matches in two ways (stem and synonym) is no sure match, and counts nothing in the search: it is taken only
     # where it makes no chunk of its own.
-    assert score("dogs", "dog") == 0
+    assert one("dogs", "dog") == 0
     mean = 1 / (0.15 / (0.25 + 0.75 * 0.6) + 0.85 / (0.25 + 0.75 * 0.6))
-    assert score("a dogs", "a dog") == pytest.approx(mean)
+    assert one("a dogs", "a dog") == pytest.approx(mean)
     # Two matched words in one chunk, of three and two: (1 / 2) ** 0.2.
     mean = 1 / (0.15 / (2 / 3) + 0.85)
-    assert score("big red dog", "red dog") == pytest.approx(mean * (1 - 0.6 * 0.5**0.2))
-    assert score("dog", "") == score("", "dog") == score("", "") == 0
+    assert one("big red dog", "red dog") == pytest.approx(mean * (1 - 0.6 * 0.5**0.2))
+    assert one("dog", "") == one("", "dog") == one("", "") == 0
+
+
+@has_data
+def test_scores_of_counts(folder: Path) -> None:
+    """Two of the Java program's answers with the whole table, and what it makes of them, alone and together."""
+    counts = numpy.array(
+        [
+            [5, 8, 2, 4, 2, 2, 2, 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 5, 5],
+            [6, 5, 3, 2, 2, 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 5, 5],
+        ],
+        float,
+    )
+    meteor = Meteor(data=folder)
+    assert meteor.scores(counts) == pytest.approx([0.363166923119682, 0.42191927446219163], abs=1e-15)
+    assert meteor.scores(counts.sum(0)) == pytest.approx(0.38428956264874653, abs=1e-15)
+
+
+@has_data
+def test_score_uses_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")  # no Java
+    monkeypatch.setattr("meshcap.metrics.meteor.find_data", lambda: folder)
+    captions = {1: "a man rides a horse", 2: "two dogs play in the snow"}
+    references = {1: ["a man riding a horse on the beach", "someone on a horse"], 2: ["two dogs playing in snow"]}
+    result = score(captions, references, metrics=["meteor", "cider"], bootstrap=50)
+    meteor = Meteor(data=folder)
+    counts = counted(meteor, [(captions[number], references[number]) for number in captions])
+    assert result.scores["METEOR"] == pytest.approx(float(meteor.scores(counts.sum(0))))
+    assert [row["METEOR"] for row in result.per_image.values()] == meteor.scores(counts).tolist()
+    low, high = result.intervals["METEOR"]
+    assert low <= result.scores["METEOR"] <= high
+    assert "|METEOR:1.5,en,norm,python|" in result.signature and not result.warnings
+    both = compare(captions, {1: "a horse", 2: "dogs"}, references, metrics="meteor", bootstrap=50)
+    assert both.differences["METEOR"].value > 0
+
+
+def test_score_without_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshcap.metrics.meteor.find_spec", lambda name: None)
+    found = score({1: "a dog", 2: "a cat"}, {1: ["a dog"], 2: ["a cat"]}, metrics=["cider", "meteor"])
+    assert list(found.scores) == ["CIDEr"] and "METEOR" not in found.signature
+    assert found.warnings == ['METEOR left out: METEOR\'s data is not installed: pip install "meshcap[meteor]"']
+    with pytest.raises(MeshcapError, match="METEOR has no language 'xx'"):
+        score({1: "a dog"}, {1: ["a dog"]}, metrics=["meteor"], language="xx")
 
 
 @has_data
@@ -293,7 +334,7 @@ def test_what_is_missing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         Meteor("xx")
     with pytest.raises(MeshcapError, match="METEOR in German needs a stemmer"):
         Meteor("de")
-    with pytest.raises(MeshcapError, match=r"paraphrase-cz\.gz is missing"):
+    with pytest.raises(MeshcapError, match=r"paraphrase-cz\.gz, a file of METEOR 1\.5, is missing"):
         Meteor("cz", data=folder)
     table = folder / "data/paraphrase-en.gz"
     table.write_bytes(table.read_bytes()[:60] + b"12345678")
@@ -364,6 +405,20 @@ def test_java_with_the_whole_table() -> None:
 
 @pytest.mark.slow
 @has_java
+def test_pycocoevalcaps_own_class() -> None:
+    from pycocoevalcap.meteor.meteor import Meteor as Theirs
+
+    pairs = [(one, those) for one, those in random_pairs(300, 1) if one and all(those)]
+    total, each = Theirs().compute_score(
+        {k: those for k, (_, those) in enumerate(pairs)}, {k: [one] for k, (one, _) in enumerate(pairs)}
+    )
+    (found,) = meteor([[one.split() for one, _ in pairs]], [[text.split() for text in those] for _, those in pairs])
+    assert found.corpus() == pytest.approx(total, abs=1e-12)
+    assert found.per_image == pytest.approx(each, abs=1e-12)
+
+
+@pytest.mark.slow
+@has_java
 def test_java_in_czech(folder: Path) -> None:
     write_table(folder / "data/paraphrase-cz.gz", [["velký", "obrovský"], ["na ulici", "venku"], ["muž", "pán"]])
     draw = random.Random(0)
@@ -371,7 +426,7 @@ def test_java_in_czech(folder: Path) -> None:
     lines = [" ".join(draw.choices(words, k=draw.randint(1, 12))) for _ in range(1000)]
     pairs: list[tuple[str, list[str]]] = list(zip(lines[:500], ([line] for line in lines[500:]), strict=True))
     each, total = ask(folder, pairs, "cz")
-    meteor: Any = Meteor("cz", data=folder)
-    counts = counted(meteor, pairs)
-    assert meteor.scores(counts) == pytest.approx(each, abs=1e-12)
-    assert meteor.scores(counts.sum(0)) == pytest.approx(total, abs=1e-12)
+    czech = Meteor("cz", data=folder)
+    counts = counted(czech, pairs)
+    assert czech.scores(counts) == pytest.approx(each, abs=1e-12)
+    assert czech.scores(counts.sum(0)) == pytest.approx(total, abs=1e-12)

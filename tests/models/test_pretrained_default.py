@@ -12,7 +12,7 @@ from PIL import Image
 import meshcap
 import tiny_captioner
 from meshcap import Captioner, MeshcapError, folders, load_model
-from meshcap.evaluation.calibration import Calibration
+from meshcap.calibration import Calibration
 from meshcap.vision import load_vision
 
 ROOT = Path(__file__).parents[2]

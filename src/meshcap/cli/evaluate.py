@@ -69,9 +69,9 @@ def evaluate(
     from rich.console import Console
     from rich.progress import Progress
 
+    from meshcap.calibration import CALIBRATION
     from meshcap.captioner import Captioner
     from meshcap.cli.score import show_result
-    from meshcap.evaluation.calibration import CALIBRATION
     from meshcap.evaluation.drawing import trial_drawing
     from meshcap.evaluation.evaluation import evaluate as evaluate_split
     from meshcap.evaluation.evaluation import named_samples, read_captions, samples_of

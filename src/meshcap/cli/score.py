@@ -30,11 +30,12 @@ def score(
     metrics: Annotated[
         str, typer.Option(help="Some of bleu, rouge-l, cider, cider-plain, meteor, spice between commas; or all.")
     ] = "bleu,rouge-l,cider",
-    meteor: Annotated[bool, typer.Option("--meteor", help="METEOR too (Java, extra java-metrics).")] = False,
-    spice: Annotated[bool, typer.Option("--spice", help="SPICE too (Java 8 or 11, and CoreNLP's jars).")] = False,
+    meteor: Annotated[bool, typer.Option("--meteor", help="METEOR too (extra meteor).")] = False,
+    spice: Annotated[bool, typer.Option("--spice", help="SPICE too (extra spice; Java 8 or 11).")] = False,
     tokenizer: Annotated[
         Literal["ptb", "unicode", "char"], typer.Option(help="How to split captions into words; papers use ptb.")
     ] = "ptb",
+    language: Annotated[str, typer.Option(help="Of METEOR: en, or cz with its paraphrases.")] = "en",
     split: Annotated[
         str | None, typer.Option(help="Of Karpathy's JSON; several with +, or all.", show_default="test")
     ] = None,
@@ -74,6 +75,7 @@ def score(
     with Console(stderr=True).status("reading") as status:
         settings = {
             "tokenizer": tokenizer,
+            "language": language,
             "metrics": chosen + ["meteor"] * meteor + ["spice"] * spice,
             "bootstrap": bootstrap,
             "seed": seed,

@@ -13,8 +13,8 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
+from meshcap.calibration import EITHER, FEWEST, Array, Calibration, measured
 from meshcap.errors import MeshcapError
-from meshcap.evaluation.calibration import EITHER, FEWEST, Array, Calibration, measured
 from meshcap.evaluation.content_words import used_shares
 
 

@@ -17,11 +17,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from meshcap.calibration import FEWEST
 from meshcap.data import Dataset, read_dataset
 from meshcap.data.dataset import Sample
 from meshcap.data.features import FeatureStore, open_features
 from meshcap.errors import MeshcapError
-from meshcap.evaluation.calibration import FEWEST
 from meshcap.evaluation.calibration_fit import Trial, try_calibration
 from meshcap.evaluation.drawing import trial_drawing
 from meshcap.evaluation.page import ReportContent, SampleCard, picks, write_report

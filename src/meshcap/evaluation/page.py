@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,13 +17,14 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from PIL import Image, ImageOps
+from PIL import Image
 
 import meshcap
 from meshcap.evaluation.charts import STAGES, Curve, chart
 from meshcap.evaluation.drawing import Drawing
 from meshcap.files import write_text
 from meshcap.metrics import Result
+from meshcap.vision.pictures import data_url
 
 
 @dataclass(frozen=True)
@@ -307,26 +307,3 @@ def _table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], numb
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(title or "Settings")}">'
         f'<table class="{kind}">{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
     )
-
-
-SIDE, QUALITY = 256, 70  # pixels of the longer side; of JPEG: some 12 kB for a photograph
-
-
-def thumbnail(image: Image.Image, side: int = SIDE) -> Image.Image:
-    """A copy in RGB, upright, no side longer than `side`. What is transparent becomes white."""
-    palette = image.mode in ("1", "P")  # whose colours cannot be mixed
-    small = image.convert("RGBA" if image.has_transparency_data else "RGB") if palette else image.copy()
-    small.thumbnail((side, side), Image.Resampling.LANCZOS)
-    small = ImageOps.exif_transpose(small)
-    if small.has_transparency_data:
-        small = small.convert("RGBA")
-        small = Image.alpha_composite(Image.new("RGBA", small.size, "white"), small)
-    return small.convert("RGB")
-
-
-def data_url(image: Image.Image, side: int = SIDE) -> tuple[str, int, int]:
-    """The thumbnail as a JPEG inside a URL, with its width and height."""
-    small = thumbnail(image, side)
-    buffer = io.BytesIO()
-    small.save(buffer, "JPEG", quality=QUALITY, optimize=True)
-    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode("ascii"), *small.size

@@ -14,9 +14,9 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from meshcap.errors import MeshcapError
-from meshcap.evaluation.page import thumbnail
 from meshcap.explain.explanation import Explanation, WordExplanation
 from meshcap.files import write_file
+from meshcap.vision.pictures import thumbnail
 
 Window = tuple[float, float, float, float]
 WHOLE: Window = (0.0, 0.0, 1.0, 1.0)

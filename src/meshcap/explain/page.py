@@ -19,10 +19,10 @@ import numpy as np
 from torch import Tensor
 
 import meshcap
-from meshcap.evaluation.page import data_url
 from meshcap.explain.explanation import Explanation, WordExplanation
 from meshcap.explain.heatmap import brightest_place, heat_field, overlay
 from meshcap.files import write_text
+from meshcap.vision.pictures import data_url
 
 LARGE, LITTLE, SHADE = 880, 260, 96  # longer sides in pixels; shades are smooth, and a browser enlarges them well
 COLOURS = 4  # that the style knows: s0 … s3

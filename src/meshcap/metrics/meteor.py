@@ -25,6 +25,7 @@ from meshcap.errors import MeshcapError
 from meshcap.metrics.meteor_align import EXACT, PARAPHRASE, STEM, SYNONYM, Sentences, Word, resolve
 from meshcap.metrics.meteor_paraphrases import Paraphrases
 from meshcap.metrics.meteor_words import NAMES, Lexicon, english_stem, java_hash
+from meshcap.metrics.result import Measure, Missing
 
 Array = numpy.ndarray
 Words = Sequence[str]
@@ -37,7 +38,7 @@ COUNTS = 23
 PICTURES = 1000  # whose sentences are looked up together
 CELLS = 1 << 20  # and pairs of their words
 LIMIT = 500  # words of a sentence that are aligned; all of them count in its length
-INSTALL = 'pip install "meshcap[java-metrics]"'
+INSTALL = 'pip install "meshcap[meteor]"'
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,39 @@ def find_data() -> Path | None:
     return folder if folder and (folder / JAR).is_file() else None
 
 
+def check_language(language: str) -> None:
+    """Refuse a language that cannot be scored.
+
+    Raises:
+        MeshcapError: METEOR does not know it, or its stemmer is not here.
+    """
+    if language not in PARAMETERS:
+        raise MeshcapError(f"METEOR has no language {language!r}, expected one of {', '.join(PARAMETERS)}")
+    if STEM in PARAMETERS[language].modules and language not in STEMMERS:
+        raise MeshcapError(f"METEOR in {NAMES[language].title()} needs a stemmer that meshcap has not: use en or cz")
+
+
+def meteor(
+    systems: Sequence[Sequence[Words]],
+    references: Sequence[Sequence[Words]],
+    report: Report = lambda line: None,
+    language: str = "en",
+) -> list[Measure]:
+    """METEOR of each system's candidates for the same pictures, corpus and per picture as pycocoevalcap's.
+
+    Raises:
+        Missing: METEOR's data is not installed or not whole.
+        MeshcapError: a language that cannot be scored.
+    """
+    check_language(language)
+    try:
+        scorer = Meteor(language, report=report)
+    except MeshcapError as error:
+        raise Missing(f"METEOR left out: {error}") from None
+    tables = [scorer.statistics(candidates, references) for candidates in systems]
+    return [Measure("METEOR", scorer.scores(each), each, lambda sums, _: scorer.scores(sums)) for each in tables]
+
+
 class Meteor:
     """A scorer for one language.
 
@@ -84,13 +118,8 @@ class Meteor:
     """
 
     def __init__(self, language: str = "en", data: Path | None = None, report: Report = lambda line: None) -> None:
-        if language not in PARAMETERS:
-            raise MeshcapError(f"METEOR has no language {language!r}, expected one of {', '.join(PARAMETERS)}")
+        check_language(language)
         self.parameters = PARAMETERS[language]
-        if STEM in self.parameters.modules and language not in STEMMERS:
-            raise MeshcapError(
-                f"METEOR in {NAMES[language].title()} needs a stemmer that meshcap has not: use en or cz"
-            )
         folder = data or find_data()
         if folder is None:
             raise MeshcapError(f"METEOR's data is not installed: {INSTALL}")
@@ -99,7 +128,7 @@ class Meteor:
             self.lexicon = Lexicon(folder / JAR, language)
             self.paraphrases = Paraphrases.load(table, report)
         except FileNotFoundError as error:
-            raise MeshcapError(f"METEOR's data is not whole: {error.filename} is missing") from error
+            raise MeshcapError(f"{error.filename}, a file of METEOR 1.5, is missing") from error
         except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error) as error:
             raise MeshcapError(f"METEOR's data in {folder} cannot be read ({error}): install it again") from error
         self.stem = STEMMERS.get(language)

@@ -23,6 +23,10 @@ DOMAINS = ("in-domain", "near-domain", "out-domain")  # nocaps', in the order of
 OVERALL = "overall"
 
 
+class Missing(Exception):  # noqa: N818 - no error: the other metrics are still wanted
+    """A metric cannot be computed here; the message is one line and says why and what to do."""
+
+
 @dataclass(frozen=True)
 class Result:
     """What `score` found. Intervals are of 95 %; a picture's own score is None where it has none."""
@@ -207,7 +211,7 @@ ALSO = {"bleu": BLEU, "rouge": ("ROUGE-L",), "cider-d": ("CIDEr",), "all": METRI
 # How each is computed. df: where CIDEr counts in how many pictures an n-gram occurs.
 HOW = {
     "BLEU": "coco,n=1-4,closest",
-    "METEOR": "1.5,en,norm",
+    "METEOR": "1.5,{language},norm,python",
     "ROUGE-L": f"beta={BETA}",
     "CIDEr": "D,n=1-4,sigma=6,df=references",
     "CIDEr-plain": "n=1-4,df=references",
@@ -240,16 +244,18 @@ def signature(
     references: int,
     bootstrap: int,
     seed: int,
+    language: str = "en",
     more: Sequence[str] = (),
 ) -> str:
     """One line: two figures can be compared where their lines agree, but for bootstrap and seed.
 
     Args:
         found: the metrics that were computed.
+        language: METEOR's.
         more: "name:how" of what else was.
     """
     parts = [f"meshcap:{meshcap.__version__}", f"tokenizer:{tokenizer}", "eos:no"]
     kinds = {"BLEU" if name in BLEU else name for name in found}
-    parts += [f"{name}:{how}" for name, how in HOW.items() if name in kinds]
+    parts += [f"{name}:{how.format(language=language)}" for name, how in HOW.items() if name in kinds]
     drawn = f"{bootstrap},seed={seed},percentile,95%" if bootstrap else "no"
     return "|".join([*parts, *more, f"pictures:{pictures}", f"references:{references}", f"bootstrap:{drawn}"])

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from meshcap.errors import MeshcapError
-from meshcap.metrics import diversity, java
+from meshcap.metrics import diversity
 from meshcap.metrics.cider import cider, cider_d
 from meshcap.metrics.clip import WEIGHT, clip_scores, find_pictures
 from meshcap.metrics.hallucination import Objects, Synonyms, chair
+from meshcap.metrics.meteor import check_language, meteor
 from meshcap.metrics.ngrams import bleu_from_statistics, bleu_statistics, rouge_l
 from meshcap.metrics.result import (
     BLEU,
@@ -30,6 +31,7 @@ from meshcap.metrics.result import (
     Array,
     Comparison,
     Measure,
+    Missing,
     Result,
     by_domain,
     by_picture,
@@ -38,6 +40,7 @@ from meshcap.metrics.result import (
     signature,
     summary,
 )
+from meshcap.metrics.spice import spice
 from meshcap.text.tokenizers import tokenize_each
 
 Words = list[str]
@@ -49,6 +52,7 @@ class Options:
 
     tokenizer: str = "ptb"
     metrics: Sequence[str] | str = DEFAULT
+    language: str = "en"
     bootstrap: int = 1000
     seed: int = 0
     subset: bool = False
@@ -68,6 +72,7 @@ def score(
     *,
     tokenizer: str = "ptb",
     metrics: Sequence[str] | str = DEFAULT,
+    language: str = "en",
     bootstrap: int = 1000,
     seed: int = 0,
     subset: bool = False,
@@ -86,8 +91,10 @@ def score(
         candidates: id -> caption, or id -> captions, of which the first is scored and all enter the diversity.
         references: id -> captions. Ids are compared as strings.
         tokenizer: "ptb" (the field's), "unicode" or "char".
-        metrics: names out of `METRICS`; "bleu" stands for four and "all" for everything. METEOR and SPICE need Java
-            and the extra `java-metrics`; where something is missing, a warning says what, and the others are scored.
+        metrics: names out of `METRICS`; "bleu" stands for four and "all" for everything. METEOR needs the extra
+            `meteor`, SPICE the extra `spice` and Java; where something is missing, a warning says what, and the others
+            are scored.
+        language: of METEOR's parameters, words and paraphrases; see `meshcap.metrics.meteor`.
         bootstrap, seed: resamples of the pictures for the intervals; 0 leaves them out.
         subset: score the pictures that have both candidate and references instead of refusing any others.
         domains: id -> domain, to score each domain's pictures too (nocaps). CIDEr's document frequencies stay those
@@ -127,6 +134,7 @@ def _score(
     if options.bootstrap < 0:
         raise MeshcapError(f"bootstrap is {options.bootstrap}, expected a number of resamples, or 0 for none")
     names = chosen_metrics(options.metrics)
+    check_language(options.language)
     systems = [named(candidates, "candidates") for candidates in given]
     references = named(given_references, "references")
     ids, warnings = pair(systems, references, subset=options.subset)
@@ -156,6 +164,7 @@ def _score(
         references=sum(map(len, texts)),
         bootstrap=options.bootstrap,
         seed=options.seed,
+        language=options.language,
         more=how,
     )
     training = None if options.training is None else _distinct(options.training, options.tokenizer)
@@ -187,12 +196,16 @@ def _measures(
 ) -> list[list[Measure]]:
     """The metrics named, of each system, in the order of the tables; what is missing is added to the warnings."""
     found = [_python_measures(captions, references, names) for captions in systems]
-    for name, program in (("METEOR", java.meteor), ("SPICE", java.spice)):
+    others: dict[str, Callable[[], list[Measure]]] = {
+        "METEOR": lambda: meteor(systems, references, options.report, options.language),
+        "SPICE": lambda: spice(systems, references, options.report),
+    }
+    for name, measure_all in others.items():
         if name in names:
             try:
-                for mine, measure in zip(found, program(systems, references, options.report), strict=True):
+                for mine, measure in zip(found, measure_all(), strict=True):
                     mine.append(measure)
-            except java.Missing as missing:
+            except Missing as missing:
                 warnings.append(str(missing))
     return [sorted(mine, key=lambda measure: METRICS.index(measure.name)) for mine in found]
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from meshcap.calibration import FEWEST
 from meshcap.data.dataset import Sample
-from meshcap.evaluation.calibration import FEWEST
 from meshcap.evaluation.calibration_fit import Trial, try_calibration
 from meshcap.evaluation.charts import curves_of
 from meshcap.evaluation.drawing import trial_drawing

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 from PIL import Image
 
 from meshcap.errors import MeshcapError
-from meshcap.evaluation.page import thumbnail
 from meshcap.files import write_text
+from meshcap.vision.pictures import thumbnail
 
 PROJECT = "meshcap"
 

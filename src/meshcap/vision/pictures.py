@@ -7,6 +7,7 @@ is changed for the rest of the process, and pictures may be read in threads.
 
 from __future__ import annotations
 
+import base64
 import io
 import os
 import sys
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias, TypeGuard, cast
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 from meshcap.errors import MeshcapError
 
@@ -45,6 +46,8 @@ UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+
+THUMBNAIL, THUMBNAIL_QUALITY = 256, 70  # pixels of the longer side; of JPEG: some 12 kB for a photograph
 
 MOST_PIXELS = 178_956_970  # half a gigabyte once decoded; where Pillow itself refuses
 WARNED_PIXELS = 89_478_485  # where Pillow begins to warn
@@ -297,3 +300,23 @@ def _channels_last(tensor: Tensor) -> np.ndarray:
     if tensor.dim() == 3 and tensor.shape[0] in (1, 3, 4):
         tensor = tensor.permute(1, 2, 0)
     return tensor.numpy()
+
+
+def thumbnail(image: Image.Image, side: int = THUMBNAIL) -> Image.Image:
+    """A copy in RGB, upright, no side longer than `side`. What is transparent becomes white."""
+    palette = image.mode in ("1", "P")  # whose colours cannot be mixed
+    small = image.convert("RGBA" if image.has_transparency_data else "RGB") if palette else image.copy()
+    small.thumbnail((side, side), Image.Resampling.LANCZOS)
+    small = ImageOps.exif_transpose(small)
+    if small.has_transparency_data:
+        small = small.convert("RGBA")
+        small = Image.alpha_composite(Image.new("RGBA", small.size, "white"), small)
+    return small.convert("RGB")
+
+
+def data_url(image: Image.Image, side: int = THUMBNAIL) -> tuple[str, int, int]:
+    """The thumbnail as a JPEG inside a URL, with its width and height."""
+    small = thumbnail(image, side)
+    buffer = io.BytesIO()
+    small.save(buffer, "JPEG", quality=THUMBNAIL_QUALITY, optimize=True)
+    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode("ascii"), *small.size

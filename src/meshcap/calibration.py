@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from meshcap.errors import MeshcapError
 from meshcap.files import write_text
+from meshcap.folders import CALIBRATION
 
 Array = NDArray[numpy.float64]
 
-CALIBRATION = "calibration.json"
 VERSION = 1
 ANEW = "make it anew with meshcap evaluate --calibrate"
 FEWEST = 20  # captions to fit on

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshcap.calibration import CALIBRATION, Calibration, measured
 from meshcap.errors import MeshcapError
-from meshcap.evaluation.calibration import CALIBRATION, Calibration, measured
 from meshcap.evaluation.calibration_fit import choose, fit_calibration, held_out, reliability, signals_of
 
 Made = tuple[list[list[float]], numpy.ndarray, numpy.ndarray]
