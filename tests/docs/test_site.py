@@ -56,8 +56,8 @@ def test_formulas_are_mathml(site: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "anchors"),
     [
-        ("captioner", ["meshcap.captioner.Captioner.caption", "meshcap.stream.stream"]),
-        ("captioner", ["meshcap.runtime.caption.Caption"]),
+        ("captioner", ["meshcap.captioner.Captioner.caption", "meshcap.captioner.Captioner.stream"]),
+        ("captioner", ["meshcap.caption.Caption"]),
         ("models", ["meshcap.regions.Regions", "meshcap.models.registry.load_model", "meshcap.models.m2.M2"]),
         ("decoding", ["meshcap.decoding.records.Beam", "meshcap.decoding.records.Rules"]),
         ("metrics", ["meshcap.metrics.score.score"]),

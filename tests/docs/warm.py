@@ -22,7 +22,7 @@ from importlib import import_module
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-IMPORTS = "meshcap.cli meshcap.stream meshcap.training.run meshcap.explain meshcap.data meshcap.metrics".split()
+IMPORTS = "meshcap.cli meshcap.captioner meshcap.training.run meshcap.explain meshcap.data meshcap.metrics".split()
 
 CLIENT = """#!{python} -SE
 import json, os, socket, sys

@@ -29,7 +29,7 @@ def test_numbers_are_the_models_own(captioner: CaptionModel) -> None:
     """Against `step`, word by word, which no explanation uses."""
     regions = tiny.pictures(5)
     found = explain(speaker(captioner), regions, attribution=False, runners_up=4)
-    (said,) = speaker(captioner).describe(regions, n_best=5)
+    (said,) = speaker(captioner).describe(regions, n=5)
     assert found.text == said.text
     assert found.best[0] == (said.text, pytest.approx(said.confidence))
     assert len(found.best) == 1 + len(said.alternatives)

@@ -75,7 +75,7 @@ def test_int8_is_refused_where_it_cannot_be(captioner, monkeypatch: pytest.Monke
 def test_int8_sees_in_16_bits_where_the_cpu_can(multiplies: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if multiplies and not can_pack(torch.bfloat16):
         pytest.skip("torch without bfloat16 for this CPU")
-    monkeypatch.setattr("meshcap.captioner.multiplies_bfloat16", lambda: multiplies)
+    monkeypatch.setattr("meshcap.backends.torch_backend.multiplies_bfloat16", lambda: multiplies)
     captioner = Captioner.from_pretrained(dtype=torch.int8)
     assert captioner.vision is not None
     assert next(captioner.vision.parameters()).dtype == (torch.bfloat16 if multiplies else torch.float32)

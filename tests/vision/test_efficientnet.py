@@ -343,7 +343,7 @@ def test_a_captioner_folds_and_its_folder_stays_whole(tmp_path: Path) -> None:
     words = ["<unk>", "<pad>", "<bos>", "<eos>", *"abcdefgh"]
     model = tiny.build("m2", d_input=vision.width, vocab_size=len(words), suppressed_ids=(0, 1, 2))
     Captioner(model, Vocabulary(words), vision).save_pretrained(tmp_path)
-    captioner = Captioner.from_pretrained(tmp_path)
+    captioner = Captioner.from_pretrained(tmp_path).optimize()
     eyes = captioner.vision
     assert isinstance(eyes, EfficientNetLite)
     assert isinstance(eyes.stem, FoldedConvolution)

@@ -1,6 +1,6 @@
 """Regions in, captions out, in torch: the loop that all strategies share.
 
-`Decodable` is what a model must be able to do; `Search` is a search under way; `decode` runs it. Shapes never change
+`Decodable` is what a model must be able to do; `decode` searches with it. Shapes never change
 while it runs and nothing is read back to the host, so that on a GPU a whole step is captured as one CUDA graph.
 
 B pictures, W hypotheses of each, T words, V vocabulary, N regions.
@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 from typing import Literal, Protocol, overload
 
 import torch
 from torch import Tensor
 
-from meshcap.decoding.choose import Choice, ConstrainedChooser, chooser
+from meshcap.decoding.choose import ConstrainedChooser, Search, chooser
 from meshcap.decoding.records import Beam, Hypotheses, Rules, Settings, Strategy, expect_kept, mean_probability
 from meshcap.regions import Regions
 
@@ -62,71 +61,6 @@ class Decodable(Protocol):
 
         With `attention`, also a dict whose `words` (…, N) says how much each next word looked at each region.
         """
-
-
-@dataclass(frozen=True)
-class Search:
-    """The W hypotheses of each picture so far: tensors updated in place by `take`."""
-
-    ids: Tensor  # (B, W, T), <pad> where no word is yet
-    log_probs: Tensor  # (B, W, T)
-    scores: Tensor  # (B, W)
-    lengths: Tensor  # (B, W)
-    finished: Tensor  # (B, W) bool
-    last: Tensor  # (B, W) the latest word
-    step: Tensor  # (1,)
-    settings: Settings
-
-    @classmethod
-    def new(cls, settings: Settings, *, pictures: int, width: int, length: int, device: torch.device) -> Search:
-        def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
-
-        search = cls(
-            ids=zeros(pictures, width, length, dtype=torch.long),
-            log_probs=zeros(pictures, width, length, dtype=torch.float),
-            scores=zeros(pictures, width, dtype=torch.float),
-            lengths=zeros(pictures, width, dtype=torch.long),
-            finished=zeros(pictures, width, dtype=torch.bool),
-            last=zeros(pictures, width, dtype=torch.long),
-            step=zeros(1, dtype=torch.long),
-            settings=settings,
-        )
-        search.reset()
-        return search
-
-    def reset(self) -> None:
-        self.ids.fill_(self.settings.pad)
-        self.last.fill_(self.settings.bos)
-        for tensor in (self.log_probs, self.scores, self.lengths, self.finished, self.step):
-            tensor.zero_()
-
-    def take(self, choice: Choice) -> None:
-        """Go on with a choice. A hypothesis that nothing is allowed to follow scores -inf and grows no more."""
-        parents, words, log_probs, scores = choice
-        alive = scores > float("-inf")
-        words, log_probs = words.masked_fill(~alive, self.settings.pad), log_probs.masked_fill(~alive, 0)
-        if parents is not None:
-            for tensor in (self.lengths, self.finished):
-                tensor.copy_(tensor.gather(1, parents))
-            for tensor in (self.ids, self.log_probs):
-                tensor.copy_(tensor.gather(1, parents[..., None].expand_as(tensor)))
-        self.ids.index_copy_(2, self.step, words[..., None])
-        self.log_probs.index_copy_(2, self.step, log_probs[..., None])
-        self.scores.copy_(scores)
-        self.last.copy_(words)
-        self.lengths.add_(~self.finished & alive)
-        self.finished.logical_or_(words == self.settings.eos)
-        self.step.add_(1)
-
-    def over(self) -> bool:
-        """Whether every hypothesis has ended or is out of the running; reads the data."""
-        return bool((self.finished | (self.scores == float("-inf"))).all())
-
-    def latest(self, count: int) -> Tensor:
-        """(B, W, count) the latest words, any word where there are fewer."""
-        places = (self.step + torch.arange(-count, 0, device=self.ids.device)).clamp_min(0)
-        return self.ids.index_select(-1, places)
 
 
 Filter = Callable[[Tensor, Search], object]
