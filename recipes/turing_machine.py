@@ -26,8 +26,7 @@ from torch import Tensor
 
 from meshcap.errors import MeshcapError
 from meshcap.files import write_file, write_text
-from meshcap.memory.learn import Answer, Lessons, examine, learn
-from meshcap.memory.tasks import TASKS, Batch, Task
+from meshcap.memory.tasks import TASKS, Answer, Batch, Lessons, Task, examine, learn
 from meshcap.memory.turing import TuringConfig, TuringMachine
 
 PAPER, INK, SOFT = "#ffffff", "#1c2026", "#5c6470"

@@ -2,7 +2,7 @@
 
 
 class MeshcapError(ValueError):
-    """A mistake in the input (a file, an option, a shape), told in one line.
+    """A mistake in the input (a file, an option, a shape), in one line.
 
     The command line prints the message alone and leaves with its exit code.
     """

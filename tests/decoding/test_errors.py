@@ -100,4 +100,4 @@ def test_regions(captioner) -> None:
 def test_length_of_captions(captioner) -> None:
     ids = tiny.torch.zeros(2, 10, dtype=tiny.torch.long)
     message = failing(lambda: captioner(PICTURES, ids))
-    assert message == "captions of 10 words were asked for, this model can say 1 to 9"
+    assert message == "captions of 10 words, and this model writes 1 to 9"

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from meshcap.errors import FailedError, MeshcapError
 from meshcap.memory import Memory, TuringConfig, TuringMachine
-from meshcap.memory.learn import Lessons, examine, learn
-from meshcap.memory.tasks import TASKS
+from meshcap.memory.tasks import TASKS, Lessons, examine, learn
 from meshcap.memory.turing import Address, content, find, interpolate, read, sharpen, shift, write
 
 B, H, M, W = 2, 3, 7, 4
@@ -189,9 +188,9 @@ def test_lstm_controller_is_torchs() -> None:
         return torch.cat([weight.chunk(4)[part] for part in order])
 
     with torch.no_grad():
-        cell.weight_ih.copy_(rows(torch.cat((made.hear.weight, made.recall.weight[:, :6]), 1)))
-        cell.weight_hh.copy_(rows(made.recall.weight[:, 6:]))
-        cell.bias_ih.copy_(rows(made.hear.bias))
+        cell.weight_ih.copy_(rows(torch.cat((made.input.weight, made.recurrent.weight[:, :6]), 1)))
+        cell.weight_hh.copy_(rows(made.recurrent.weight[:, 6:]))
+        cell.bias_ih.copy_(rows(made.input.bias))
         cell.bias_hh.zero_()
     hidden, memory = cell(torch.cat((x, state["reads"]), 1), (state["hidden"], state["cell"]))
     _, after = made.step(x, state)

@@ -39,7 +39,7 @@ def test_a_step_by_the_memorys_own(name: str) -> None:
     noted = model.memory.start(1)
     for place, word in enumerate(words):
         context = model.gated_look(hidden[:, None], kept).context[:, 0]
-        heard = model.cell.hear(model.words.weight[word][None])
+        heard = model.cell.input(model.words.weight[word][None])
         hidden, cell = model.cell(heard, torch.cat((hidden, context, noted["reads"]), -1), cell)
         noted = model.memory(hidden, noted)
         told = model.words.weight[word] + model.deep(torch.cat((hidden, context, noted["reads"]), -1))

@@ -16,7 +16,7 @@ def test_a_cell_is_torchs_lstm() -> None:
     expected, (hidden, memory) = torchs(cell)(x)
     h = c = torch.zeros(3, 7)
     said = []
-    for heard in cell.hear(x).unbind(1):
+    for heard in cell.input(x).unbind(1):
         h, c = cell(heard, h, c)
         said.append(h)
     torch.testing.assert_close(torch.stack(said, 1), expected, **CLOSE)
@@ -26,7 +26,7 @@ def test_a_cell_is_torchs_lstm() -> None:
 
 def test_the_cell_stays_wide_in_half_precision() -> None:
     cell = Cell(5, 7, 7).to(torch.bfloat16)
-    hidden, memory = cell(cell.hear(torch.randn(3, 5).bfloat16()), torch.zeros(3, 7).bfloat16(), torch.zeros(3, 7))
+    hidden, memory = cell(cell.input(torch.randn(3, 5).bfloat16()), torch.zeros(3, 7).bfloat16(), torch.zeros(3, 7))
     assert (hidden.dtype, memory.dtype) == (torch.bfloat16, torch.float32)
 
 
@@ -46,6 +46,6 @@ def test_beginnings(name: str) -> None:
     cells = [module for module in model.modules() if isinstance(module, Cell)]
     assert len(cells) == (2 if name == "seq2seq" else 1)
     for cell in cells:
-        inward, forget, outward, candidate = cell.hear.bias.chunk(4)
+        inward, forget, outward, candidate = cell.input.bias.chunk(4)
         assert (forget == 1).all() and not inward.any() and not outward.any() and not candidate.any()
     assert model.words.weight.std().item() == pytest.approx(2**-0.5, rel=0.3)

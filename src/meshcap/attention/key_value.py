@@ -63,7 +63,7 @@ class KeyValueAttention(nn.Module):
         return Look(weights.to(values.dtype) @ values, weights, log_prob)
 
     def forward(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Look:
-        """`look` for keys (…, N, D_k) that are asked only once."""
+        """`look` for keys (…, N, D_k) that are used only once."""
         return self.look(query, self.prepare(keys), values, mask)
 
 
@@ -109,21 +109,21 @@ class MultiHead(nn.Module):
         """Query (B, Q, D), with what `prepare` returned -> (B, Q, D); mask (B, N) or (B, Q, N), True = real."""
         if not self.fused:
             return self.look_with_weights(query, prepared, values, mask).context
-        asked = split_heads(self.query(query), self.heads)  # (B, H, Q, d)
+        queries = split_heads(self.query(query), self.heads)  # (B, H, Q, d)
         if mask is None:
-            return self.output(join_heads(attend(asked, prepared, values)))
+            return self.output(join_heads(attend(queries, prepared, values)))
         visible = mask_of_scores(mask, query)[:, None]  # (B, 1, 1 or Q, N)
         nothing = ~visible.any(-1, keepdim=True)
         # What becomes of a row with nothing to see (NaN, zeros) is each kernel's own affair; torch promises nothing. So
         # show it everything, and take that away afterwards.
-        found = attend(asked, prepared, values, mask=additive_mask(visible | nothing, asked.dtype))
+        found = attend(queries, prepared, values, mask=additive_mask(visible | nothing, queries.dtype))
         return self.output(join_heads(found.masked_fill(nothing, 0)))
 
     def look_with_weights(self, query: Tensor, prepared: Tensor, values: Tensor, mask: Tensor | None = None) -> Look:
         """As `look`, with the weights (B, H, Q, N) and the log-probabilities (B, H, Q)."""
-        asked = split_heads(self.query(query), self.heads)
+        queries = split_heads(self.query(query), self.heads)
         visible = None if mask is None else mask_of_scores(mask, query)[:, None]
-        found, weights, log_prob = self.attention.look(asked, prepared, values, visible)
+        found, weights, log_prob = self.attention.look(queries, prepared, values, visible)
         return Look(self.output(join_heads(found)), weights, log_prob)
 
     def forward(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -191,13 +191,13 @@ class HierarchicalAttention(nn.Module):
                 f"mask is {mask.dtype} of shape {tuple(mask.shape)}, expected torch.bool of shape {tuple(x.shape[:2])}"
             )
         real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask  # (B, N)
-        asked = query[..., None, :]  # (B, Q, 1, D_q): above the lowest level, every query has items of its own
+        queries = query[..., None, :]  # (B, Q, 1, D_q): above the lowest level, every query has items of its own
         scores = self.score(0)(query, prepared)  # (B, Q, N)
         found, path, levels = x, None, []
         for level in range(len(self.scores)):
             if level:
                 score = self.score(level)
-                scores = score(asked, score.prepare(found)).squeeze(-2)
+                scores = score(queries, score.prepare(found)).squeeze(-2)
             belongs = _visible(grouping, level, real)  # (B, G, N)
             weights = soft(scores[:, :, None], belongs[:, None]).weights  # (B, Q, G, N), each row over one group
             found = _gather(weights, found)  # (B, Q, G, D)
@@ -208,7 +208,7 @@ class HierarchicalAttention(nn.Module):
         return DeepLook(found.squeeze(2), path.squeeze(2), levels)
 
     def forward(self, query: Tensor, x: Tensor, grouping: Sequence[Tensor], mask: Tensor | None = None) -> DeepLook:
-        """`look` at regions (B, N, D) that are asked only once."""
+        """`look` at regions (B, N, D) that are used only once."""
         return self.look(query, self.prepare(x), x, grouping, mask)
 
 

@@ -1,4 +1,4 @@
-"""Bottom-up attention: some regions stand out by themselves, whatever is asked. There is no query.
+"""Bottom-up attention: some regions stand out by themselves; there is no query.
 
 Everything here takes regions (B, N, D) and a mask (B, N), True = real, or None, and returns a context (B, D) and
 weights (B, N). A picture with nothing real in it gives zeros.

@@ -51,7 +51,7 @@ class Score(nn.Module):
         raise NotImplementedError
 
     def check(self, query: Tensor, prepared: Tensor) -> None:
-        # Without the check of axes, (B, D) would pass for the B queries of one picture and be asked of all pictures.
+        # Without the check of axes, (B, D) would pass for B queries of one picture, for all pictures.
         if query.shape[-1] != self.d_query or query.dim() != prepared.dim():
             raise MeshcapError(
                 f"the query has shape {tuple(query.shape)} for keys of shape {tuple(prepared.shape)}, expected "
@@ -88,8 +88,8 @@ class Additive(Score):
 
     def forward(self, query: Tensor, prepared: Tensor) -> Tensor:
         self.check(query, prepared)
-        asked = query @ self.query  # (…, Q, d_hidden)
-        compared = torch.tanh(asked[..., :, None, :] + prepared[..., None, :, :])  # (…, Q, N, d_hidden)
+        hidden_query = query @ self.query  # (…, Q, d_hidden)
+        compared = torch.tanh(hidden_query[..., :, None, :] + prepared[..., None, :, :])  # (…, Q, N, d_hidden)
         return (compared @ self.v).squeeze(-1)
 
 

@@ -56,7 +56,7 @@ def export(
     if pictures:
         exported = Captioner.from_pretrained(out, device="cpu")
         found = [compare(captioner, exported, pictures, beams=beams) for beams in (1, 5)]
-    tell(out, written, found, json)
+    show(out, written, found, json)
 
 
 def pictures_of(paths: list[Path]) -> list[Path]:
@@ -73,7 +73,7 @@ def pictures_of(paths: list[Path]) -> list[Path]:
     return found
 
 
-def tell(out: Path, written: list[Path], found: list[Comparison], json: bool) -> None:
+def show(out: Path, written: list[Path], found: list[Comparison], json: bool) -> None:
     sizes = {path.name: path.stat().st_size for path in written}
     if json:
         from dataclasses import asdict

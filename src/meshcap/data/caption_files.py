@@ -63,7 +63,7 @@ def read_references(
     taken under which all of the ids in `like` are found, or else the most of them.
 
     Args:
-        split: of Karpathy's file, several joined by "+", or "all"; "test" unless told.
+        split: of Karpathy's file, several joined by "+", or "all"; "test" by default.
 
     Raises:
         MeshcapError: a file in no known layout, a split that it does not have, or no references at all.
@@ -74,14 +74,14 @@ def read_references(
             known[picture.id].captions.extend(picture.captions)
         else:
             known[picture.id] = picture
-    told = [picture for picture in known.values() if picture.captions]
-    if not told:
+    given = [picture for picture in known.values() if picture.captions]
+    if not given:
         raise MeshcapError(f"{path} holds no captions, expected references")
-    named = _by_name(path, told, set(like))
+    named = _by_name(path, given, set(like))
     warnings = []
-    if len(told) < len(known):
+    if len(given) < len(known):
         first = next(picture.id for picture in known.values() if not picture.captions)
-        warnings.append(f"{len(known) - len(told):,} pictures of {path} have no captions (first: {short(first)})")
+        warnings.append(f"{len(known) - len(given):,} pictures of {path} have no captions (first: {short(first)})")
     files = ((id, _file_name(picture)) for id, picture in named.items())
     return References(
         {id: picture.captions for id, picture in named.items()},
@@ -97,8 +97,8 @@ def read_training(path: str | os.PathLike[str]) -> list[str]:
     Raises:
         MeshcapError: a file in no known layout, or without such captions.
     """
-    told = (picture for picture in pictures(path) if picture.split in (None, "train", "restval"))
-    captions = [caption for picture in told for caption in picture.captions]
+    given = (picture for picture in pictures(path) if picture.split in (None, "train", "restval"))
+    captions = [caption for picture in given for caption in picture.captions]
     if not captions:
         raise MeshcapError(f"{path} holds no captions of a training split, expected training captions")
     return captions
@@ -110,33 +110,33 @@ def _chosen(path: str | os.PathLike[str], split: str | None, *, must: bool) -> l
     Args:
         must: refuse a split asked of a file that has none.
     """
-    told = list(pictures(path))
-    splits = Counter(picture.split for picture in told if picture.split is not None)
+    given = list(pictures(path))
+    splits = Counter(picture.split for picture in given if picture.split is not None)
     if not splits:
         if split and must:
             raise MeshcapError(f"{path} has no splits, expected Karpathy's JSON for --split {split}")
-        return told
+        return given
     wanted = set((split or "test").split("+"))
     if wanted == {"all"}:
-        return told
+        return given
     if missing := sorted(wanted - set(splits)):
         found = ", ".join(f"{name} ({count:,} pictures)" for name, count in splits.items())
         raise MeshcapError(f"{path} has no split {missing[0]!r}, expected one of {found}, or all")
-    return [picture for picture in told if picture.split in wanted]
+    return [picture for picture in given if picture.split in wanted]
 
 
-def _by_name(path: object, told: list[Picture], wanted: set[str]) -> dict[str, Picture]:
+def _by_name(path: object, given: list[Picture], wanted: set[str]) -> dict[str, Picture]:
     best: dict[str, Picture] = {}
     most = -1
-    for kind in told[0].names:
-        named = {picture.names[kind]: picture for picture in told if kind in picture.names}
-        if len(named) < len(told):  # a name that some lack or share names no picture
+    for kind in given[0].names:
+        named = {picture.names[kind]: picture for picture in given if kind in picture.names}
+        if len(named) < len(given):  # a name that some lack or share names no picture
             continue
         hits = len(wanted & named.keys())
         if hits > most:
             best, most = named, hits
     if most < 0:
-        raise MeshcapError(f"{path}: no name ({', '.join(told[0].names)}) is there once for every picture")
+        raise MeshcapError(f"{path}: no name ({', '.join(given[0].names)}) is there once for every picture")
     return best
 
 
@@ -156,7 +156,7 @@ LAYOUTS = (
 
 @dataclass
 class Picture:
-    """A picture as a file tells of it."""
+    """A picture as one entry of a file describes it."""
 
     names: dict[str, str]  # kind of name -> name, the kind that the field uses first
     captions: list[str]
@@ -314,8 +314,8 @@ def _of_table(path: object, text: str, mark: str) -> Iterator[Picture]:
                     "a caption with a separator in it must be in quotes"
                 )
             id = _id(path, row[places[0]], f"line {rows.line_num}")
-            told = {name: row[header.index(name)] for name in more}
-            yield Picture({columns[0]: id} | _files(told), [row[places[1]]], column=told.get("split"))
+            given = {name: row[header.index(name)] for name in more}
+            yield Picture({columns[0]: id} | _files(given), [row[places[1]]], column=given.get("split"))
     except csv.Error as error:
         raise MeshcapError(f"{path}: line {rows.line_num} is not CSV ({error})") from None
 

@@ -76,7 +76,7 @@ class Report:
     @property
     def to_leave_out(self) -> list[str]:
         """Training pictures that val or test has too: who trains without them may report both."""
-        # A copy is told with the first of its kind only: pictures that show the same are found over several pairs.
+        # A copy is paired with the first of its kind only: pictures that show the same are found over several pairs.
         same_as: dict[str, set[str]] = {}
         splits: dict[str, str] = {}
         for pair in (*(self.same or ()), *(self.near or ())):
@@ -105,7 +105,7 @@ class Report:
             (False, "empty captions", out.empty_captions, "they are left out"),
             (
                 False,
-                "captions told twice of a picture",
+                "captions given twice for a picture",
                 self.captions.repeated_of_picture,
                 "keep one, if it is no vote",
             ),
@@ -120,15 +120,15 @@ class Report:
         return any(line.must for line in self.advice())
 
     def to_dict(self) -> dict[str, Any]:
-        told = asdict(self)
+        content = asdict(self)
         for name in ("missing", "unreadable", "same", "near"):
-            told[name] = None if told[name] is None else [one._asdict() for one in getattr(self, name)]
+            content[name] = None if content[name] is None else [one._asdict() for one in getattr(self, name)]
         for name in ("smallest", "largest"):
-            told[name] = None if told[name] is None else getattr(self, name)._asdict()
-        told["leaks"] = [pair._asdict() for pair in self.leaks]
-        told["to_leave_out"] = self.to_leave_out
-        told["advice"] = [line._asdict() for line in self.advice()]
-        return told
+            content[name] = None if content[name] is None else getattr(self, name)._asdict()
+        content["leaks"] = [pair._asdict() for pair in self.leaks]
+        content["to_leave_out"] = self.to_leave_out
+        content["advice"] = [line._asdict() for line in self.advice()]
+        return content
 
 
 def check(
@@ -142,8 +142,8 @@ def check(
 
     Args:
         fast: only look whether pictures are there; open none.
-        workers: processes; as many as there are cores unless told.
-        progress: told the number of pictures done, now and then.
+        workers: processes; as many as there are cores by default.
+        progress: called with the number of pictures done, now and then.
     """
     with_picture = [sample for sample in dataset if sample.picture is not None]
     missing = [

@@ -131,10 +131,10 @@ MEANINGS = {
 _WORD = re.compile(rf"(?<![a-z])({'|'.join(sorted(MEANINGS, key=len, reverse=True))})(?![a-z])")
 
 
-def named_split(told: str | None) -> str | None:
+def named_split(name: str | None) -> str | None:
     """The split that a file says, by its usual name; None if it says nothing."""
-    told = (told or "").strip()
-    return MEANINGS.get(told.lower(), told) or None
+    name = (name or "").strip()
+    return MEANINGS.get(name.lower(), name) or None
 
 
 def split_in_name(name: str) -> str | None:

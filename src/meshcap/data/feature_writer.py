@@ -99,8 +99,8 @@ class FeatureWriter:
             elif any(self.folder.iterdir()):
                 raise MeshcapError(f"{self.folder} has files, and no {SETTINGS}: expected a new or an empty folder")
             else:
-                told = json.dumps(self.settings, indent=2) + "\n"
-                write_text(about, told)
+                text = json.dumps(self.settings, indent=2) + "\n"
+                write_text(about, text)
         except OSError as error:
             raise MeshcapError(f"{self.folder} cannot be written: {error.strerror or error}") from error
         except ValueError as error:
@@ -199,12 +199,12 @@ def write_features(
 def _hdf5_settings(path: Path) -> Any:
     try:
         with h5py_module().File(path, "r") as file:
-            told = file.attrs.get("settings")
+            text = file.attrs.get("settings")
     except OSError as error:
         raise MeshcapError(f"{path} cannot be read ({error}): truncated or corrupted?") from error
-    if told is None:
+    if text is None:
         raise MeshcapError(f"{path} is there and was not written by meshcap: write elsewhere")
-    return json.loads(told)
+    return json.loads(text)
 
 
 def _save(path: Path, arrays: dict[str, Tensor]) -> None:
@@ -216,8 +216,8 @@ def _save(path: Path, arrays: dict[str, Tensor]) -> None:
 
 
 def _brief(setting: Any) -> str:
-    told = json.dumps(setting, ensure_ascii=False)
-    return told if len(told) <= 60 else told[:59] + "…"
+    text = json.dumps(setting, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:59] + "…"
 
 
 @dataclass(frozen=True)

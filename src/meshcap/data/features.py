@@ -314,12 +314,12 @@ class FeatureStore:
         Raises:
             MeshcapError: says how many have none, and names the first.
         """
-        asked = [str(id) for id in ids]
-        missing = [id for id in asked if self._known_as(id) is None]
+        wanted = [str(id) for id in ids]
+        missing = [id for id in wanted if self._known_as(id) is None]
         if missing:
             first = ", ".join(missing[:NAMED]) + (", …" if len(missing) > NAMED else "")
             raise MeshcapError(
-                f"{len(missing):,} of {len(asked):,} pictures have no features in {self.path} (first: {first})"
+                f"{len(missing):,} of {len(wanted):,} pictures have no features in {self.path} (first: {first})"
             )
 
     def regions(self, ids: Sequence[str | int], dtype: torch.dtype = torch.float32) -> Regions:

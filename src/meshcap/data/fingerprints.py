@@ -8,7 +8,7 @@
   apart: those are different pictures.
 
 Hashes are searched by parts: of 64 bits in four parts, at most seven of which differ, one part has at most one
-different bit. So a table of each part, asked 17 times a picture, gives every pair, and 120,000 pictures take seconds.
+different bit. So a table of each part, wanted 17 times a picture, gives every pair, and 120,000 pictures take seconds.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ def close_hashes(hashes: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         order = np.argsort(part, kind="stable")
         table = part[order]
         for flip in flips:
-            asked = part ^ flip
-            first = np.searchsorted(table, asked, "left")
-            counts = np.searchsorted(table, asked, "right") - first
+            wanted = part ^ flip
+            first = np.searchsorted(table, wanted, "left")
+            counts = np.searchsorted(table, wanted, "right") - first
             for begin, end in _batches(counts):
                 some = counts[begin:end]
                 i = np.repeat(np.arange(begin, end), some)
@@ -117,8 +117,8 @@ _ONES = np.array([bin(byte).count("1") for byte in range(256)], np.uint8)
 def near_duplicates(prints: Sequence[Fingerprint], splits: Sequence[str] | None = None) -> list[tuple[int, int]]:
     """Pairs i < j of pictures that are nearly the same, those with equal pixels left out.
 
-    A hundred copies are not told as thousands of pairs: of pictures with equal pixels only the first is compared, and
-    of all that j resembles, i is the first in each split.
+    A hundred copies do not make thousands of pairs: of pictures with equal pixels only the first is compared, and of
+    all that j resembles, i is the first in each split.
     """
     first: dict[bytes, int] = {}
     for number, one in enumerate(prints):

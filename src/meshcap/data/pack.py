@@ -77,8 +77,8 @@ def pack(
 
     Args:
         skip_broken: leave out pictures that cannot be read; `Pack.left_out` and `pack.json` name them.
-        workers: processes; as many as there are cores unless told.
-        progress: told the number of samples done.
+        workers: processes; as many as there are cores by default.
+        progress: called with the number of samples done.
 
     Raises:
         MeshcapError: a picture that cannot be read, a folder that was begun with other settings or other data or that
@@ -187,22 +187,22 @@ class Pack:
         return [shard for shard in self.shards if shard.split == split]
 
     def save(self, folder: Path) -> None:
-        told = {
+        content = {
             "settings": self.settings,
             "complete": self.complete,
             "shards": [asdict(shard) for shard in self.shards],
             "left_out": self.left_out,
         }
-        text = json.dumps(told, indent=1, ensure_ascii=False) + "\n"
+        text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
         write_text(folder / MANIFEST, text, errors="surrogateescape")
 
     @classmethod
     def load(cls, folder: Path) -> Pack:
         path = folder / MANIFEST
         try:
-            told = json.loads(path.read_text(encoding="utf-8", errors="surrogateescape"))
-            left_out = {split: [Failed(*one) for one in failed] for split, failed in told["left_out"].items()}
-            return cls(told["settings"], [Shard(**one) for one in told["shards"]], left_out, told["complete"])
+            content = json.loads(path.read_text(encoding="utf-8", errors="surrogateescape"))
+            left_out = {split: [Failed(*one) for one in failed] for split, failed in content["left_out"].items()}
+            return cls(content["settings"], [Shard(**one) for one in content["shards"]], left_out, content["complete"])
         except OSError as error:
             raise MeshcapError(f"{path} cannot be read: {error.strerror or error}") from error
         except (ValueError, KeyError, TypeError, AttributeError):
@@ -221,7 +221,7 @@ def write_dataset(
 
     Args:
         settings: all that decides what the shards hold; a folder begun with other ones is refused.
-        progress: told the number of samples done, those of earlier calls included.
+        progress: called with the number of samples done, those of earlier calls included.
 
     Raises:
         MeshcapError: a folder with other things in it, or the system refuses to write.
@@ -252,10 +252,12 @@ def write_dataset(
     return pack
 
 
-def _good(samples: Iterator[Packed | Failed], failed: list[Failed], tell: Callable[[int], object]) -> Iterator[Packed]:
+def _good(
+    samples: Iterator[Packed | Failed], failed: list[Failed], progress: Callable[[int], object]
+) -> Iterator[Packed]:
     """Those that did not fail; the others are noted."""
     for sample in samples:
-        tell(sample.number)
+        progress(sample.number)
         if isinstance(sample, Failed):
             failed.append(sample)
         else:

@@ -35,14 +35,14 @@ _LIST = re.compile(r"(?:.*[^a-z])?(train|dev|val|test)_?(?:images)?\.txt", re.IG
 
 @dataclass
 class Entry:
-    """A picture as one file tells of it; another line or file may add captions."""
+    """A picture as one file describes it; another line or file may add captions."""
 
     id: str
     captions: list[str]
     split: str | None
     picture: Source | None
     filename: str | None
-    file: Path  # that told of it first
+    file: Path  # that named it first
     more: dict[str, Any] | None = None
 
 
@@ -58,12 +58,12 @@ def read_dataset(path: str | Path, *, pictures: Path | None = None, val: float =
     its id, by the shares `val` and `test`.
 
     Args:
-        pictures: where the pictures are; the folder of the caption file unless told. They need not be there: reading
+        pictures: where the pictures are; the folder of the caption file by default. They need not be there: reading
             one says so, and `meshcap data check` finds them all.
 
     Raises:
         MeshcapError: nothing of a known layout, no captions at all, a picture outside of its folder, or one that is
-            told of in contradicting ways.
+            described in contradicting ways.
     """
     files = dataset_files(path)
     known: dict[str, Entry] = {}
@@ -149,7 +149,7 @@ def _of_layout(file: Path, folder: PictureFolder) -> Iterator[Entry]:
         if picture.id not in seen:  # with another caption, it is looked for no more
             seen.add(picture.id)
             found = folder.find(_guesses(file, picture, filename))
-            # Of a picture that is only a number, a file is a guess: none found means that none was told of.
+            # Of a picture that is only a number, a file is a guess: none found means that none was named.
             source = FileSource(found) if filename is not None or found.is_file() else None
         yield Entry(picture.id, picture.captions, split, source, filename, file)
 

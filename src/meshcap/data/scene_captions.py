@@ -248,7 +248,7 @@ def statements(caption: str) -> Counter[str]:
 
 
 def mistakes(caption: str, things: Sequence[Thing], background: str) -> list[Mistake]:
-    """All that is wrong with a caption: things missing, invented or told twice, and every statement that is not true.
+    """All that is wrong with a caption: things missing, invented or named twice, and every statement that is not true.
 
     What cannot be understood counts as wrong.
     """
@@ -259,20 +259,20 @@ def mistakes(caption: str, things: Sequence[Thing], background: str) -> list[Mis
         return wrong  # where things are is of no interest if they are not there
     by_name = {thing.name: thing for thing in things}
     pieces = list(_PIECES.finditer(caption))
-    told: list[Thing] = []  # in the order of the caption
+    mentioned: list[Thing] = []  # in the order of the caption
     for place, piece in enumerate(pieces):
         ahead = [by_name[f"{p['colour']} {p['kind']}"] for p in pieces[place + 1 :] if p["kind"]]
         what, key = _PHRASES.get(piece[0], ("unknown", ""))
         match what:
             case _ if piece["kind"]:
-                told.append(by_name[f"{piece['colour']} {piece['kind']}"])
-                true = piece["size"] is None or _SIZE_OF[piece["size"]] == told[-1].size
+                mentioned.append(by_name[f"{piece['colour']} {piece['kind']}"])
+                true = piece["size"] is None or _SIZE_OF[piece["size"]] == mentioned[-1].size
             case "filler":
                 true = True
             case "where":
                 true = key == background
             case "spot":
-                true = bool(told) and key in spots(told[-1])
+                true = bool(mentioned) and key in spots(mentioned[-1])
             case "side":
                 # the thing that is named next, seen from all the others
                 true = bool(ahead) and all(holds(key, ahead[0], thing) for thing in things if thing is not ahead[0])
@@ -280,11 +280,11 @@ def mistakes(caption: str, things: Sequence[Thing], background: str) -> list[Mis
                 # "a above b and c" says it of both
                 both = [p[0] for p in pieces[place + 2 : place + 3]] == ["and"]
                 others = ahead[: 2 if both else 1]
-                true = bool(told and others) and all(holds(key, told[-1], other) for other in others)
+                true = bool(mentioned and others) and all(holds(key, mentioned[-1], other) for other in others)
             case "after":
-                true = len(told) > 1 and holds(key, told[-1], told[-2])
+                true = len(mentioned) > 1 and holds(key, mentioned[-1], mentioned[-2])
             case "between":
-                true = bool(told) and len(ahead) == 2 and between(told[-1], *ahead)
+                true = bool(mentioned) and len(ahead) == 2 and between(mentioned[-1], *ahead)
             case _:
                 true = False
         if not true:

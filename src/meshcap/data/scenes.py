@@ -131,8 +131,8 @@ def draw_dataset(
     """
     counts = {"test": test, "val": val, "train": train}
     if min(counts.values()) < 0 or max(counts.values()) > MOST or not any(counts.values()):
-        told = ", ".join(f"{number:,} {split}" for split, number in counts.items())
-        raise MeshcapError(f"{told} scenes were asked for, expected 0 to {MOST:,} of each, and some")
+        record = ", ".join(f"{number:,} {split}" for split, number in counts.items())
+        raise MeshcapError(f"{record} scenes were asked for, expected 0 to {MOST:,} of each, and some")
     if size < SMALLEST_PICTURE:
         raise MeshcapError(f"scenes {size} pixels wide were asked for, expected at least {SMALLEST_PICTURE}")
     seen: set[Any] = set()
@@ -183,14 +183,14 @@ def _content(facts: Mapping[str, Any]) -> object:
     return facts["background"], tuple(things)
 
 
-def facts_of(told: Mapping[str, Any] | None) -> tuple[list[Thing], str]:
+def facts_of(record: Mapping[str, Any] | None) -> tuple[list[Thing], str]:
     """The things and the background of a drawn scene, from its JSON or from `Sample.more`, as `mistakes` takes them.
 
     Raises:
         MeshcapError: the sample is no drawn scene.
     """
     try:
-        facts = (told or {})["facts"]
+        facts = (record or {})["facts"]
         things = [Thing(one["kind"], one["colour"], one["size"], tuple(one["box"])) for one in facts["objects"]]
         return things, str(facts["background"])
     except (KeyError, TypeError):

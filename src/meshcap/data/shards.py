@@ -100,16 +100,16 @@ def read_shard(path: Path) -> list[ShardSample]:
 
 
 def _sample(path: Path, key: str, group: dict[str, Member], content: mmap.mmap) -> ShardSample:
-    told: dict[str, Any] = {}
+    record: dict[str, Any] = {}
     if "json" in group:
         where = f"{path}:{group['json'].name}"
         try:
-            told = json.loads(_bytes(content, group["json"]))
+            record = json.loads(_bytes(content, group["json"]))
         except (ValueError, RecursionError) as error:
             raise MeshcapError(f"{where} is not JSON ({str(error).splitlines()[0]})") from None
-        if not isinstance(told, dict):
-            raise MeshcapError(f"{where} is {reprlib.repr(told)}, expected an object with captions")
-    captions = told.get("captions", told.get("caption"))
+        if not isinstance(record, dict):
+            raise MeshcapError(f"{where} is {reprlib.repr(record)}, expected an object with captions")
+    captions = record.get("captions", record.get("caption"))
     if captions is None and "txt" in group:
         where = f"{path}:{group['txt'].name}"
         try:
@@ -119,10 +119,10 @@ def _sample(path: Path, key: str, group: dict[str, Member], content: mmap.mmap) 
     captions = [] if captions is None else [captions] if isinstance(captions, str) else captions
     if not isinstance(captions, list) or not all(isinstance(caption, str) for caption in captions):
         raise MeshcapError(f"{where} has the captions {reprlib.repr(captions)}, expected a string or strings")
-    id, split = told.get("id", key), told.get("split")
+    id, split = record.get("id", key), record.get("split")
     if isinstance(id, bool) or not isinstance(id, str | int) or id == "":
         raise MeshcapError(f"{where} has the id {reprlib.repr(id)}, expected a number or a name")
-    filename = told.get("filename", told.get("file_name"))
+    filename = record.get("filename", record.get("file_name"))
     picture = group.get("picture")
     return ShardSample(
         str(id),
@@ -130,7 +130,7 @@ def _sample(path: Path, key: str, group: dict[str, Member], content: mmap.mmap) 
         split if isinstance(split, str) else None,
         TarSource(path, picture.offset, picture.size, picture.name) if picture else None,
         filename if isinstance(filename, str) else picture.name.rpartition("/")[2] if picture else None,
-        {name: value for name, value in told.items() if name not in KNOWN} or None,
+        {name: value for name, value in record.items() if name not in KNOWN} or None,
     )
 
 
@@ -145,7 +145,7 @@ def members(path: Path, content: mmap.mmap | bytes) -> Iterator[Member]:
         MeshcapError: no tar, or a tar that ends too early.
     """
     place, whole = 0, len(content)
-    name: str | None = None  # a long one, told before the member that it belongs to
+    name: str | None = None  # a long one, given before the member that it belongs to
     size: int | None = None
     while True:
         header = content[place : place + BLOCK]
@@ -165,9 +165,9 @@ def members(path: Path, content: mmap.mmap | bytes) -> Iterator[Member]:
         if kind == b"L":
             name = _text(content[start : start + length])
         elif kind == b"x":
-            told = _pax(content[start : start + length])
-            name = told.get("path", name)
-            size = int(told["size"]) if told.get("size", "").isdecimal() else None
+            record = _pax(content[start : start + length])
+            name = record.get("path", name)
+            size = int(record["size"]) if record.get("size", "").isdecimal() else None
         elif kind not in (*ABOUT_THE_NEXT, b"g"):
             if kind in (b"0", b"\0"):
                 yield Member(_name(header, name), start, length)
@@ -197,15 +197,15 @@ def _number(field: bytes) -> int:
 
 def _pax(content: bytes) -> dict[str, str]:
     """Records of the form "25 path=some/long/name\\n", the number counting all of it."""
-    told = {}
+    record = {}
     while content:
         count, _, _ = content.partition(b" ")
         if not count.isdigit() or not len(count) < int(count) <= len(content):
             break
         key, _, value = content[len(count) + 1 : int(count) - 1].partition(b"=")
-        told[_text(key)] = _text(value)
+        record[_text(key)] = _text(value)
         content = content[int(count) :]
-    return told
+    return record
 
 
 # Writing tar shards that are the same, byte for byte, whenever and wherever the same samples are written.
@@ -221,7 +221,7 @@ class Packed(NamedTuple):
     key: str
     ending: str  # of the picture: "webp"
     picture: bytes
-    told: dict[str, Any]  # what becomes key.json
+    record: dict[str, Any]  # what becomes key.json
 
 
 @dataclass(frozen=True)
@@ -311,8 +311,8 @@ def _whole(size: int) -> int:
 
 
 def _members(sample: Packed) -> bytes:
-    told = json.dumps(sample.told, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogateescape")
-    return _member(f"{sample.key}.{sample.ending}", sample.picture) + _member(f"{sample.key}.json", told)
+    record = json.dumps(sample.record, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogateescape")
+    return _member(f"{sample.key}.{sample.ending}", sample.picture) + _member(f"{sample.key}.json", record)
 
 
 def _member(name: str, content: bytes) -> bytes:

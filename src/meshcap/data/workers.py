@@ -34,7 +34,7 @@ def cores() -> int:
 
 
 def ahead_of_reader(workers: int | None = None) -> int:
-    """How many items, at most, `spread` has begun of which the reader has not heard."""
+    """How many items, at most, `spread` has begun and the reader has not got."""
     return ((cores() if workers is None else workers) * AHEAD + 1) * CHUNK
 
 
@@ -42,7 +42,7 @@ def spread(work: Callable[[Item], Result], items: Iterable[Item], workers: int |
     """`map(work, items)` by several processes; `work` is a function of a module, or a partial of one.
 
     Args:
-        workers: processes; as many as there are cores unless told, and with 1 everything stays in this process.
+        workers: processes; as many as there are cores by default, and with 1 everything stays in this process.
 
     Raises:
         MeshcapError: a worker was killed, as happens where memory runs out.
@@ -83,7 +83,7 @@ def _chunk(work: Callable[[Item], Result], items: list[Item]) -> list[Result]:
 
 
 def leave_with_parent() -> None:
-    """Workers whose parent was killed would wait for more work for ever; whose parent was interrupted, is told."""
+    """Workers whose parent was killed would wait for more work for ever; an interrupt is handled by the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     if parent is None:

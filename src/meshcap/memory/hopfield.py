@@ -3,8 +3,8 @@
 - `Hopfield` is the classic network (Hopfield, 1982): N units of ±1, patterns stored in the connections between them.
 - `retrieve` is the modern, continuous one (Ramsauer et al., 2020): patterns are stored as they are, and one step is
   softmax(β q Xᵀ) X: attention, with the stored patterns as keys and values.
-- `HopfieldStore` and `HopfieldPooling` are the modern one as layers: patterns that are learned and asked by what comes
-  in, and a learned question asked to what comes in.
+- `HopfieldStore` and `HopfieldPooling` are the modern one as layers: the input retrieves from learned patterns, or a
+  learned query retrieves from the input.
 
 B cues or pictures, N units, P patterns, D model width, H heads of d numbers.
 """
@@ -123,7 +123,7 @@ def retrieve(
 
     Args:
         query: (…, Q, d), patterns: (…, P, d).
-        beta: how sharply patterns are told apart; without it, 1/√d, as in attention.
+        beta: how sharply patterns are separated; without it, 1/√d, as in attention.
         values: (…, P, dᵥ), what the patterns stand for; without it, themselves.
         mask: additive, broadcasting to (…, Q, P): -inf hides a pattern.
         steps: one is enough for patterns that lie well apart.

@@ -45,7 +45,7 @@ class MemorySlots(nn.Module):
 
 @dataclass(frozen=True)
 class SlotUse:
-    """What slots are asked for, over the pictures and heads that were looked at. Best regions and pictures first."""
+    """How much attention slots get, over the given pictures and heads. Best regions and pictures first."""
 
     share: Tensor  # (S,): of all attention of real regions; their sum is what the slots take together
     asking: Tensor  # (B, S): the same, picture by picture
@@ -72,13 +72,13 @@ def slot_use(weights: Tensor, slots: int, *, mask: Tensor | None = None, top: in
         raise MeshcapError(
             f"weights of shape {tuple(weights.shape)} for {slots} slots, expected (pictures, heads, N, N + slots)"
         )
-    asked = weights[..., -slots:].float().mean(1)  # (B, N, S)
-    pictures, regions = asked.shape[:2]
-    real = asked.new_ones(pictures, regions) if mask is None else mask.to(asked.dtype)
-    asking = (asked * real[..., None]).sum(1) / real.sum(1, keepdim=True).clamp_min(1)  # (B, S)
-    share = (asked * real[..., None]).sum((0, 1)) / real.sum().clamp_min(1)
+    to_slots = weights[..., -slots:].float().mean(1)  # (B, N, S)
+    pictures, regions = to_slots.shape[:2]
+    real = to_slots.new_ones(pictures, regions) if mask is None else mask.to(to_slots.dtype)
+    asking = (to_slots * real[..., None]).sum(1) / real.sum(1, keepdim=True).clamp_min(1)  # (B, S)
+    share = (to_slots * real[..., None]).sum((0, 1)) / real.sum().clamp_min(1)
     # Padding ranks behind every region, however little that asks.
-    ranked = asked.masked_fill(real[..., None] == 0, -1).flatten(0, 1).T  # (S, B·N)
+    ranked = to_slots.masked_fill(real[..., None] == 0, -1).flatten(0, 1).T  # (S, B·N)
     best = ranked.topk(min(top, int(real.sum())), dim=1)
     where = torch.stack((best.indices // regions, best.indices % regions), -1)
     return SlotUse(share, asking, asking.T.topk(min(top, pictures), dim=1).indices, where, best.values)

@@ -40,7 +40,7 @@ FAINT = 1e-16  # a weight that counts as none, and still has a logarithm
 
 @dataclass
 class Address:
-    """What a controller tells its heads. Each is already in its range: see `meshcap.memory.turing.Memory.address`."""
+    """Where all heads shall go, by the controller. Each number is in its range: see `Memory.address`."""
 
     key: Tensor  # (B, H, W)
     strength: Tensor  # (B, H, 1), β ≥ 0
@@ -169,7 +169,7 @@ class Memory(nn.Module):
         return {"memory": memory, "weights": weights, "reads": reads.to(control.dtype)}
 
     def address(self, steering: Tensor) -> tuple[Address, Tensor, Tensor]:
-        """From what the controller said, where to go, what to erase and what to add, (B, U, W) each."""
+        """From the controller's output: where to go, what to erase and what to add, (B, U, W) each."""
         heads, written = self.reads + self.writes, self.writes * self.row_width
         tanh, softplus, sigmoid, shifts = steering.split(self.sizes, dim=-1)
         key, add = tanh.tanh().split((heads * self.row_width, written), dim=-1)
@@ -223,7 +223,7 @@ class TuringConfig:
 
 
 class TuringMachine(nn.Module):
-    """Controller, memory, output. What it says at a step depends on what it hears and on what it reads at that step.
+    """Controller, memory, output. The output of a step depends on its input and on what is read at that step.
 
     The state is the memory's, and `hidden` and `cell` (B, d_control) of an LSTM.
     """
@@ -242,19 +242,19 @@ class TuringMachine(nn.Module):
         )
         self.lstm = config.controller == "lstm"
         width = 4 * d_control if self.lstm else d_control
-        self.hear = nn.Linear(config.d_input, width)
-        # What the controller reads and what it said a step ago, by one product.
-        self.recall = nn.Linear(d_reads + d_control * self.lstm, width, bias=False)
+        self.input = nn.Linear(config.d_input, width)
+        # What the controller reads and its hidden state of a step ago, by one product.
+        self.recurrent = nn.Linear(d_reads + d_control * self.lstm, width, bias=False)
         self.output = nn.Linear(d_control + d_reads, config.d_output)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        for layer in (self.hear, self.recall, self.output):
+        for layer in (self.input, self.recurrent, self.output):
             nn.init.xavier_uniform_(layer.weight)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
-        if self.lstm:  # an LSTM that forgets at once never finds out what remembering is good for
-            nn.init.ones_(self.hear.bias[self.config.d_control : 2 * self.config.d_control])
+        if self.lstm:  # begin by remembering: a forget gate that is half closed hinders learning over many steps
+            nn.init.ones_(self.input.bias[self.config.d_control : 2 * self.config.d_control])
         self.memory.reset_parameters()
 
     def start(self, batch: int, *, memory: Tensor | None = None, rows: int | None = None) -> State:
@@ -267,17 +267,17 @@ class TuringMachine(nn.Module):
 
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         """One step: x (B, d_input) -> output (B, d_output), and the state after it."""
-        said, state = self.advance(self.hear(x), state)
-        return self.output(said), state
+        features, state = self.advance(self.input(x), state)
+        return self.output(features), state
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """A whole sequence: x (B, T, d_input) -> outputs (B, T, d_output), and the state after it."""
         state = self.start(x.shape[0]) if state is None else state
-        said = []
-        for heard in self.hear(x).unbind(1):  # what needs no memory is computed for all steps at once
-            one, state = self.advance(heard, state)
-            said.append(one)
-        return self.output(torch.stack(said, 1)), state
+        outputs = []
+        for projected in self.input(x).unbind(1):  # what needs no memory is computed for all steps at once
+            one, state = self.advance(projected, state)
+            outputs.append(one)
+        return self.output(torch.stack(outputs, 1)), state
 
     def trace(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """As `forward`; the state is that after every step: memory (B, T, M, W), weights (B, T, H, M) and so on."""
@@ -289,16 +289,16 @@ class TuringMachine(nn.Module):
             states.append(state)
         return torch.stack(outputs, 1), {name: torch.stack([s[name] for s in states], 1) for name in state}
 
-    def advance(self, heard: Tensor, state: State) -> tuple[Tensor, State]:
+    def advance(self, projected: Tensor, state: State) -> tuple[Tensor, State]:
         """Controller, then memory: (B, d_control + R·W) for the output, and the next state."""
         if self.lstm:
-            gates = heard + self.recall(torch.cat((state["reads"], state["hidden"]), 1))
+            gates = projected + self.recurrent(torch.cat((state["reads"], state["hidden"]), 1))
             inward, forget, outward, candidate = gates.split(self.config.d_control, dim=1)
             cell = forget.sigmoid() * state["cell"] + inward.sigmoid() * candidate.tanh()
             control = outward.sigmoid() * cell.tanh()
             new = {"hidden": control, "cell": cell}
         else:
-            control = F.relu(heard + self.recall(state["reads"]))
+            control = F.relu(projected + self.recurrent(state["reads"]))
             new = {}
         state = self.memory(control, state) | new
         return torch.cat((control, state["reads"]), 1), state

@@ -134,8 +134,8 @@ class Clip:
         rows = []
         for start, batch in _batches(distinct):
             report(f"CLIPScore: {start:,} of {len(distinct):,} captions")
-            asked = [PROMPT + text for text in batch]
-            tokens = self.tokenizer(asked, padding=True, truncation=True, max_length=longest, return_tensors="pt")
+            prompts = [PROMPT + text for text in batch]
+            tokens = self.tokenizer(prompts, padding=True, truncation=True, max_length=longest, return_tensors="pt")
             with torch.inference_mode():
                 pooled = self.model.text_model(
                     input_ids=tokens["input_ids"].to(self.device),
@@ -173,12 +173,12 @@ def _pixels(path: Path, side: int, mean: Sequence[float], sd: Sequence[float]) -
 
 
 def _colours(folder: Path) -> tuple[Sequence[float], Sequence[float]]:
-    """Mean and standard deviation of the colours, where the folder tells others than CLIP's."""
+    """Mean and standard deviation of the colours, where the folder has others than CLIP's."""
     for name in ("preprocessor_config.json", "processor_config.json"):
         try:
-            told = json.loads((folder / name).read_bytes())
-            told = told.get("image_processor", told)
-            mean, sd = [float(x) for x in told["image_mean"]], [float(x) for x in told["image_std"]]
+            content = json.loads((folder / name).read_bytes())
+            content = content.get("image_processor", content)
+            mean, sd = [float(x) for x in content["image_mean"]], [float(x) for x in content["image_std"]]
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue
         if len(mean) == len(sd) == 3 and all(sd):

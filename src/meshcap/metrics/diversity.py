@@ -40,7 +40,7 @@ def habits(
     """
     lengths = numpy.array([len(words) for words in captions])
     low, middle, high = numpy.quantile(lengths, [0.25, 0.5, 0.75])
-    told = {
+    shares = {
         "vocabulary": float(len({word for words in captions for word in words})),
         "length mean": float(lengths.mean()),
         "length sd": float(lengths.std()),
@@ -51,12 +51,12 @@ def habits(
         "length max": float(lengths.max()),
     }
     if endings:
-        told["bad endings"] = _share(not words or words[-1] in BAD_ENDINGS for words in captions)
+        shares["bad endings"] = _share(not words or words[-1] in BAD_ENDINGS for words in captions)
     for n in REPEATED:
-        told[f"repeated-{n}"] = _share(_repeats(words, n) for words in captions)
+        shares[f"repeated-{n}"] = _share(_repeats(words, n) for words in captions)
     if training is not None:
-        told["unseen"] = _share(tuple(words) not in training for words in captions)
-    return told
+        shares["unseen"] = _share(tuple(words) not in training for words in captions)
+    return shares
 
 
 def n_best(sets: Sequence[Sequence[Tokens]], references: Sequence[Sequence[Tokens]]) -> dict[str, float]:

@@ -41,7 +41,7 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """What `meshcap score --json` prints."""
-        told = {
+        content = {
             "scores": self.scores,
             "intervals": {name: list(ends) for name, ends in self.intervals.items()},
             "per_image": self.per_image,
@@ -49,7 +49,7 @@ class Result:
             "warnings": self.warnings,
             "diversity": self.diversity,
         }
-        return told | ({"domains": self.domains} if self.domains else {})
+        return content | ({"domains": self.domains} if self.domains else {})
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ HOW = {
 }
 
 
-def chosen_metrics(asked: Sequence[str] | str) -> list[str]:
+def chosen_metrics(names: Sequence[str] | str) -> list[str]:
     """Names as in `METRICS`, from names in any case, "bleu" for four of them, and "all".
 
     Raises:
@@ -227,7 +227,7 @@ def chosen_metrics(asked: Sequence[str] | str) -> list[str]:
     """
     known = {name.lower(): (name,) for name in METRICS} | ALSO
     wanted: set[str] = set()
-    for name in [asked] if isinstance(asked, str) else asked:
+    for name in [names] if isinstance(names, str) else names:
         if name.lower() not in known:
             raise MeshcapError(f"there is no metric {name!r}, expected some of bleu, {', '.join(METRICS)}, or all")
         wanted.update(known[name.lower()])

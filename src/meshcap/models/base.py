@@ -195,9 +195,7 @@ class CaptionModel(
 
     def expect_length(self, length: int) -> None:
         if not 1 <= length <= self.config.max_length:
-            raise MeshcapError(
-                f"captions of {length} words were asked for, this model can say 1 to {self.config.max_length}"
-            )
+            raise MeshcapError(f"captions of {length} words, and this model writes 1 to {self.config.max_length}")
 
     def save_pretrained(
         self,
@@ -238,7 +236,7 @@ class CaptionModel(
     def from_pretrained(
         cls, pretrained_model_name_or_path: str | Path, *, dtype: torch.dtype = torch.float32, **hub: Any
     ) -> Self:
-        """Read a model folder or a model on the hub. (The mixin reads settings first and tells mistakes its way.)"""
+        """Read a model folder or a model on the hub. (Instead of the mixin, whose errors are of another kind.)"""
         return cls._from_pretrained(model_id=pretrained_model_name_or_path, dtype=dtype, **hub)
 
     @classmethod

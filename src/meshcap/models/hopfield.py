@@ -1,4 +1,4 @@
-"""A captioner whose regions are reminded of patterns: modern Hopfield retrieval in the encoder (Ramsauer et al., 2020).
+"""A Transformer with modern Hopfield retrieval in the encoder (Ramsauer et al., 2020).
 
     ξ = W_q x                                        the region as a cue, for each head
     ξ ← softmax(β ξ Kᵀ) K   (steps - 1 times)        nearer to what is stored
@@ -8,7 +8,7 @@
 - K and V are `patterns` learned vectors of each layer, the same for every picture. M²'s slots stand among the regions'
   keys, and a region divides its attention between both; here a region asks the store in a question of its own, and
   always gets an answer.
-- `beta` says how sharply patterns are told apart: null is 1/√d, a number is fixed, "learned" is one for each head.
+- `beta` says how sharply patterns are separated: null is 1/√d, a number is fixed, "learned" is one for each head.
 - `self_attention=False` leaves the store alone: a region then knows itself and the patterns, and no other region.
 - The decoder is the plain Transformer's, which looks at the last layer.
 """
@@ -49,7 +49,7 @@ class HopfieldConfig(TransformerConfig):
 
 
 class HopfieldLayer(nn.Module):
-    """Look at the other regions, be reminded of patterns, think."""
+    """Self-attention over regions, retrieval from the stored patterns, a feed-forward."""
 
     def __init__(self, config: HopfieldConfig):
         super().__init__()

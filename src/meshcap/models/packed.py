@@ -78,7 +78,7 @@ def pack(model: nn.Module, *, int8: bool = False) -> nn.Module:
     """Replace every linear map of a CPU model by a packed one, in place; where that is not possible, change nothing.
 
     Args:
-        int8: round weights to 8 bits (of a float32 model). This one is asked for, so it is refused where impossible.
+        int8: round weights to 8 bits (of a float32 model). Refused where impossible, because it was chosen.
 
     Raises:
         MeshcapError: int8 is asked for, and this torch has no kernels for it or the model is not on the CPU.

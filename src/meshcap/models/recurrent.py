@@ -1,11 +1,13 @@
-"""What all captioners with a recurrent decoder share: words are read one after the other, and a carry goes along.
+"""Recurrent captioners: what they share, and the plain one, sequence to sequence.
+
+Words are read one after the other, and a carry goes along:
 
     i, f, o, g = split(W x + b + U r)      x the word, r what is recalled: the last hidden state, and more
     c' = σ(f) ⊙ c + σ(i) ⊙ tanh(g)         the LSTM of Hochreiter and Schmidhuber, 1997
     h' = σ(o) ⊙ tanh(c')
 
 - A subclass says what it keeps of the pictures (`remember`), with which carry a caption begins (`begin`), how one word
-  changes it (`advance`) and what the next word is told from (`tell`). Stepping, reordering and reading follow.
+  changes it (`advance`) and what the output reads (`readout`). Stepping, reordering and reading follow.
 - The carry is a dict of tensors (B, W, …). `advance` returns a new one, so that gradients flow through a whole caption;
   only `step` writes, into its own state.
 - What needs no carry is computed for all words of a caption at once: W x before the loop, the output after it.
@@ -56,7 +58,7 @@ class RegionReader(nn.Module):
 
 
 class Cell(nn.Module):
-    """An LSTM cell in two halves: `hear` the words, all at once, then step by step with what is recalled.
+    """An LSTM cell in two halves: `input` maps all words at once, then come the steps with the recurrent part.
 
     Args:
         d_recalled: numbers of r, the hidden state's own included.
@@ -65,18 +67,18 @@ class Cell(nn.Module):
     def __init__(self, d_input: int, d_recalled: int, d_hidden: int):
         super().__init__()
         self.d_hidden = d_hidden
-        self.hear = nn.Linear(d_input, 4 * d_hidden)
-        self.recall = nn.Linear(d_recalled, 4 * d_hidden, bias=False)
+        self.input = nn.Linear(d_input, 4 * d_hidden)
+        self.recurrent = nn.Linear(d_recalled, 4 * d_hidden, bias=False)
 
     def reset_parameters(self) -> None:
-        # An LSTM that forgets at once never finds out what remembering is good for.
-        nn.init.ones_(self.hear.bias[self.d_hidden : 2 * self.d_hidden])
+        # Begin by remembering: a forget gate that is half closed hinders learning over many words.
+        nn.init.ones_(self.input.bias[self.d_hidden : 2 * self.d_hidden])
 
-    def forward(self, heard: Tensor, recalled: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
-        """heard (…, 4D) from `hear`, recalled (…, R), cell (…, D) -> the hidden state (…, D) and the next cell."""
-        inward, forget, outward, candidate = (heard + self.recall(recalled)).chunk(4, dim=-1)
+    def forward(self, projected: Tensor, recalled: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
+        """projected (…, 4D) from `input`, recalled (…, R), cell (…, D) -> the hidden state (…, D) and the next cell."""
+        inward, forget, outward, candidate = (projected + self.recurrent(recalled)).chunk(4, dim=-1)
         cell = forget.sigmoid() * cell + inward.sigmoid() * candidate.tanh()  # as wide as the wider: float32
-        return (outward.sigmoid() * cell.tanh()).to(heard.dtype), cell
+        return (outward.sigmoid() * cell.tanh()).to(projected.dtype), cell
 
 
 class RecurrentCaptioner(CaptionModel):
@@ -118,11 +120,11 @@ class RecurrentCaptioner(CaptionModel):
         """The carry before the first word of `width` captions."""
         raise NotImplementedError
 
-    def advance(self, heard: Tensor, kept: State, carry: Carry) -> tuple[Tensor, Carry, Looks]:
-        """One word further, heard (B, W, 4D): what `tell` wants (B, W, ·), the carry after it, and where it looked."""
+    def advance(self, projected: Tensor, kept: State, carry: Carry) -> tuple[Tensor, Carry, Looks]:
+        """One word further, projected (B, W, 4D): what `readout` takes (B, W, ·), the next carry, the attention."""
         raise NotImplementedError
 
-    def tell(self, x: Tensor, found: Tensor) -> Tensor:
+    def readout(self, x: Tensor, found: Tensor) -> Tensor:
         """Embedded words x (B, W, …, D) and what `advance` found (B, W, …, ·) -> what the output reads (B, W, …, D)."""
         return self.dropout(found)
 
@@ -143,11 +145,11 @@ class RecurrentCaptioner(CaptionModel):
 
     def step(self, ids: Tensor, state: State) -> Tensor:
         x = self.words(ids)
-        found, carry, _ = self.advance(self.cell.hear(x), part(state, KEPT), part(state, CARRY))
+        found, carry, _ = self.advance(self.cell.input(x), part(state, KEPT), part(state, CARRY))
         for name, tensor in carry.items():
             state[CARRY + name].copy_(tensor)
         return self.output(
-            self.tell(x, found), (state[OUTPUT + "weight"], state[OUTPUT + "bias"]) if x.is_cuda else None
+            self.readout(x, found), (state[OUTPUT + "weight"], state[OUTPUT + "bias"]) if x.is_cuda else None
         )
 
     def reorder(self, state: State, parents: Tensor) -> None:
@@ -163,12 +165,12 @@ class RecurrentCaptioner(CaptionModel):
         self.expect_length(ids.shape[-1])
         x = self.dropout(self.words(ids))  # (B, S, T, D)
         carry = self.begin(encoded, ids.shape[1])
-        told, looks = [], []
-        for heard in self.cell.hear(x).unbind(2):
-            found, carry, look = self.advance(heard, encoded, carry)
-            told.append(found)
+        outputs, looks = [], []
+        for projected in self.cell.input(x).unbind(2):
+            found, carry, look = self.advance(projected, encoded, carry)
+            outputs.append(found)
             looks.append(look)
-        y = self.tell(x, torch.stack(told, 2))
+        y = self.readout(x, torch.stack(outputs, 2))
         return self.output(y, self.output.aligned() if y.is_cuda else None), looks
 
     def forward(self, regions: Regions, ids: Tensor, *, attention: bool = False) -> Tensor | tuple[Tensor, State]:
@@ -212,7 +214,7 @@ class Seq2SeqConfig(RecurrentConfig):
 
 
 class Seq2Seq(RecurrentCaptioner):
-    """Sequence to sequence (Sutskever et al.; Cho et al., 2014): one LSTM reads the regions, another tells the caption.
+    """Sequence to sequence (Sutskever et al.; Cho et al., 2014): one LSTM reads the regions, one writes the caption.
 
         e_n = LSTM(x_n, e_{n-1})                 over the regions, in reading order
         c = e_N                                  the context, one vector, is all that passes
@@ -254,8 +256,8 @@ class Seq2Seq(RecurrentCaptioner):
         x = x.gather(1, order[..., None].expand_as(x))
         real = None if regions.mask is None else regions.mask.gather(1, order)
         hidden, cell = torch.zeros_like(x[:, 0]), torch.zeros_like(x[:, 0], dtype=torch.float32)
-        for place, heard in enumerate(self.reader.hear(x).unbind(1)):
-            after = self.reader(heard, hidden, cell)
+        for place, projected in enumerate(self.reader.input(x).unbind(1)):
+            after = self.reader(projected, hidden, cell)
             if real is None:
                 hidden, cell = after
             else:
@@ -268,9 +270,9 @@ class Seq2Seq(RecurrentCaptioner):
         hidden, cell = for_each(kept["first"], width).chunk(2, -1)
         return {"hidden": hidden, "cell": cell.float()}
 
-    def advance(self, heard: Tensor, kept: State, carry: Carry) -> tuple[Tensor, Carry, Looks]:
-        hidden, cell = self.cell(heard + kept["context"][:, None], carry["hidden"], carry["cell"])
-        return hidden, {"hidden": hidden, "cell": cell}, {"words": for_each(kept["even"], heard.shape[1])}
+    def advance(self, projected: Tensor, kept: State, carry: Carry) -> tuple[Tensor, Carry, Looks]:
+        hidden, cell = self.cell(projected + kept["context"][:, None], carry["hidden"], carry["cell"])
+        return hidden, {"hidden": hidden, "cell": cell}, {"words": for_each(kept["even"], projected.shape[1])}
 
 
 def reading_order(boxes: Tensor | None, mask: Tensor | None, x: Tensor) -> Tensor:

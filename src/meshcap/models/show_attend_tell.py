@@ -72,15 +72,15 @@ class ShowAttendTellConfig(RecurrentConfig):
         self.expect_share_of_loss("doubly_stochastic", "entropy")
 
 
-class Found(NamedTuple):
-    """What one look found."""
+class Attended(NamedTuple):
+    """What one word attended to."""
 
     context: Tensor  # (B, W, D)
-    looks: Looks  # `words` (B, W, N) and whatever else there is to tell of it
+    looks: Looks  # `words` (B, W, N) and what else a mechanism reports
 
 
 class ShowAttendTell(RecurrentCaptioner):
-    """A recurrent captioner with spatial attention. Others that look in another way build on it."""
+    """A recurrent captioner with spatial attention. Other mechanisms build on it."""
 
     name = "show-attend-tell"
     config_class = ShowAttendTellConfig
@@ -115,7 +115,7 @@ class ShowAttendTell(RecurrentCaptioner):
         hidden, cell = for_each(kept["first"], width).chunk(2, -1)
         return {"hidden": hidden, "cell": cell.float()}
 
-    def look(self, query: Tensor, kept: State) -> Found:
+    def look(self, query: Tensor, kept: State) -> Attended:
         """Where the state h_{t-1}, query (B, W, D), looks."""
         scores = self.score(query, kept["prepared"])  # (B, W, N)
         visible = kept["visible"][:, None] if "visible" in kept else None
@@ -125,20 +125,20 @@ class ShowAttendTell(RecurrentCaptioner):
         else:
             chosen, log_prob = (sample if self.training else straight_through)(scores, visible)
             looks = {"words": chosen, "odds": weights, "log_prob": log_prob}
-        return Found(looks["words"].to(kept["regions"].dtype) @ kept["regions"], looks)
+        return Attended(looks["words"].to(kept["regions"].dtype) @ kept["regions"], looks)
 
-    def gated_look(self, query: Tensor, kept: State) -> Found:
+    def gated_look(self, query: Tensor, kept: State) -> Attended:
         """`look`, of which β passes."""
         context, looks = self.look(query, kept)
         gate = self.gate(query).sigmoid()  # (B, W, 1)
-        return Found(gate * context, looks | {"gate": gate[..., 0]})
+        return Attended(gate * context, looks | {"gate": gate[..., 0]})
 
-    def advance(self, heard: Tensor, kept: State, carry: Carry) -> tuple[Tensor, Carry, Looks]:
+    def advance(self, projected: Tensor, kept: State, carry: Carry) -> tuple[Tensor, Carry, Looks]:
         context, looks = self.gated_look(carry["hidden"], kept)
-        hidden, cell = self.cell(heard, torch.cat((carry["hidden"], context), -1), carry["cell"])
+        hidden, cell = self.cell(projected, torch.cat((carry["hidden"], context), -1), carry["cell"])
         return torch.cat((hidden, context), -1), {"hidden": hidden, "cell": cell}, looks
 
-    def tell(self, x: Tensor, found: Tensor) -> Tensor:
+    def readout(self, x: Tensor, found: Tensor) -> Tensor:
         return self.dropout(x + self.deep(found))
 
     # What there is to learn besides the words.
@@ -227,12 +227,12 @@ class Hierarchical(ShowAttendTell):
             groups = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
         return {"prepared": self.deep_attention.prepare(x), "membership": members(groups, self.config.groups**2)}
 
-    def look(self, query: Tensor, kept: State) -> Found:
+    def look(self, query: Tensor, kept: State) -> Attended:
         found = self.deep_attention.look(
             query, kept["prepared"], kept["regions"], [kept["membership"]], kept.get("visible")
         )
         within, groups = found.levels  # (B, W, N), (B, W, G)
-        return Found(found.context, {"words": found.weights, "within": within, "groups": groups})
+        return Attended(found.context, {"words": found.weights, "within": within, "groups": groups})
 
 
 NOTED = ("memory", "weights", "reads")  # the state of a `Memory`
@@ -284,10 +284,10 @@ class NTM(ShowAttendTell):
         blank = self.memory.start(kept["first"].shape[0] * width)  # of any size where this is traced
         return carry | {name: blank[name].unflatten(0, (-1, width)) for name in NOTED}
 
-    def advance(self, heard: Tensor, kept: State, carry: Carry) -> tuple[Tensor, Carry, Looks]:
+    def advance(self, projected: Tensor, kept: State, carry: Carry) -> tuple[Tensor, Carry, Looks]:
         context, looks = self.gated_look(carry["hidden"], kept)
         recalled = torch.cat((carry["hidden"], context, carry["reads"]), -1)
-        hidden, cell = self.cell(heard, recalled, carry["cell"])
+        hidden, cell = self.cell(projected, recalled, carry["cell"])
         # The memory knows sequences, not pictures: every hypothesis is one.
         noted = self.memory(hidden.flatten(0, 1), {name: carry[name].flatten(0, 1) for name in NOTED})
         after = {name: noted[name].unflatten(0, hidden.shape[:2]) for name in NOTED}

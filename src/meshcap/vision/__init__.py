@@ -1,6 +1,6 @@
 """Pictures to Regions.
 
-Each name is fetched from its module when it is first asked for: reading a picture needs no torch, and exported
+Each name is fetched from its module at its first use: reading a picture needs no torch, and exported
 captioners (`meshcap.backends`) run where there is none.
 """
 

@@ -264,6 +264,7 @@ def imagenet_names(name: str) -> tuple[str, str]:
 # needs. Here that is done once. On a CPU the product is also rearranged into oneDNN's own layout, and ReLU6 is applied
 # while an output is still in the cache; torch's compiler does the same when it freezes a graph.
 
+
 class FoldedConvolution(nn.Module):
     """A convolution with its normalisation inside. It can neither be trained nor saved."""
 

@@ -90,8 +90,8 @@ class HFVision(Vision):
         """
         known = {name for name in inspect.signature(cls).parameters if name != "weights"}
         for name in known ^ settings.keys():
-            told = "unknown" if name in settings else "no"
-            raise MeshcapError(f"{folder}: {told} setting {name!r}, expected {', '.join(sorted(known))}")
+            kind_of_mistake = "unknown" if name in settings else "no"
+            raise MeshcapError(f"{folder}: {kind_of_mistake} setting {name!r}, expected {', '.join(sorted(known))}")
         if not isinstance(settings["config"], dict):
             raise MeshcapError(f"{folder}: config is {settings['config']!r}, expected an object")
         return cls(**settings, weights=Path(folder))
@@ -229,7 +229,7 @@ def _remove(network: nn.Module, path: str) -> None:
 # A DETR answers a fixed number of queries, each with a vector, a box and a class. The most confident of them are the
 # regions: always as many, so that no mask is needed and every picture costs the same.
 
-KEEP = 50  # regions of a picture unless told; public features of detectors have 10 to 100
+KEEP = 50  # regions of a picture unless kind_of_mistake; public features of detectors have 10 to 100
 
 
 class HFDetector(HFVision):

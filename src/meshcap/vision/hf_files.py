@@ -91,7 +91,7 @@ def load_network(class_name: str, config: Any, folder: Path, *, spare: Sequence[
         raise MeshcapError(f"{folder} has no {WEIGHTS}{hint}")
     try:
         with quiet():
-            network, told = kind.from_pretrained(
+            network, report = kind.from_pretrained(
                 folder, config=config, use_safetensors=True, local_files_only=True, output_loading_info=True, **options
             )
     except Exception as error:  # a broken file, another shape: transformers has an exception for each
@@ -100,7 +100,7 @@ def load_network(class_name: str, config: Any, folder: Path, *, spare: Sequence[
     # transformers fills the gaps with random numbers; a caption made of those looks like any other.
     missing = sorted(
         key
-        for key in told["missing_keys"]
+        for key in report["missing_keys"]
         if not key.endswith("num_batches_tracked") and not key.startswith(tuple(spare))
     )
     if missing:
@@ -137,21 +137,21 @@ def read_preprocess(
     """
     path = folder / PREPROCESSOR
     if path.is_file() or not (folder / PROCESSOR).is_file():
-        told = read_json(path)
+        content = read_json(path)
     else:
         path = folder / PROCESSOR
-        told = read_json(path).get("image_processor") or {}
-    side, crops = _side(told)
+        content = read_json(path).get("image_processor") or {}
+    side, crops = _side(content)
     side = side if size is None else size
     if side is None:
-        raise MeshcapError(f"{path} has size {told.get('size')!r}, expected a square: say size=… in pixels")
+        raise MeshcapError(f"{path} has size {content.get('size')!r}, expected a square: say size=… in pixels")
     mean, std = [0.0] * 3, [1.0] * 3
-    if told.get("do_normalize", normalises):
-        if not told.get("image_mean") or not told.get("image_std"):
+    if content.get("do_normalize", normalises):
+        if not content.get("image_mean") or not content.get("image_std"):
             raise MeshcapError(f"{path} has no image_mean or image_std, and pictures are to be normalised by them")
-        mean, std = told["image_mean"], told["image_std"]
+        mean, std = content["image_mean"], content["image_std"]
     # The file's mean and std are of numbers that were multiplied by rescale_factor, ours of numbers from 0 to 1.
-    scale = 255 * (told.get("rescale_factor") or 1 / 255) if told.get("do_rescale", True) else 255.0
+    scale = 255 * (content.get("rescale_factor") or 1 / 255) if content.get("do_rescale", True) else 255.0
     return preprocess_of(
         {"mean": [number / scale for number in mean], "std": [number / scale for number in std]},
         size=side,
@@ -159,15 +159,15 @@ def read_preprocess(
     )
 
 
-def _side(told: dict[str, Any]) -> tuple[int | None, bool]:
+def _side(content: dict[str, Any]) -> tuple[int | None, bool]:
     """Pixels of a side, None if the picture is no square, and whether the middle is cut out."""
-    size = told.get("size")
+    size = content.get("size")
     edge = size.get("shortest_edge") if isinstance(size, dict) else size
-    if "crop_pct" in told and edge is not None:
+    if "crop_pct" in content and edge is not None:
         return edge, edge < CROP_BELOW
-    crops = bool(told.get("do_center_crop"))
-    if crops and told.get("crop_size"):
-        size = told["crop_size"]
+    crops = bool(content.get("do_center_crop"))
+    if crops and content.get("crop_size"):
+        size = content["crop_size"]
     if isinstance(size, dict):
         height, width = (size.get(name, size.get("shortest_edge")) for name in ("height", "width"))
         return (height if height == width else None), crops

@@ -32,7 +32,7 @@ VISIONS: dict[str, type[Vision]] = {kind.name: kind for kind in (EfficientNetLit
 
 
 def create_vision(spec: str, *, size: int | None = None, geometry: str | None = None, **settings: Any) -> Vision:
-    """New eyes: `create_vision("efficientnet-lite2", size=256)`.
+    """A new backbone: `create_vision("efficientnet-lite2", size=256)`.
 
     Args:
         spec: "efficientnet-lite0" to "-lite4" (trained on ImageNet), "small-cnn" (random), "patches" (no weights), or
@@ -65,7 +65,7 @@ def create_vision(spec: str, *, size: int | None = None, geometry: str | None = 
 
 
 def save_vision(vision: Vision, model_folder: str | Path, *, bits: Bits = 32) -> None:
-    """Write eyes into a model folder, each file whole or not at all; those that were there are replaced.
+    """Write a backbone into a model folder, each file whole or not at all; what was there is replaced.
 
     `bits` are those of `CaptionModel.save_pretrained`.
     """
@@ -89,7 +89,7 @@ def save_vision(vision: Vision, model_folder: str | Path, *, bits: Bits = 32) ->
 
 
 def load_vision(name_or_folder: str | Path, *, dtype: torch.dtype = torch.float32, **hub: Any) -> Vision | None:
-    """The eyes of a model folder or of a model on the hub; None where it has none and reads features made elsewhere.
+    """The backbone of a model folder or of a model on the hub; None where it has none and reads features.
 
     Raises:
         MeshcapError: no such model, settings or weights that do not fit.
