@@ -11,7 +11,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -62,17 +61,17 @@ def bench_batch(*, pictures: int, beams: int, lanes: int, workers: int, model: s
         make_pictures(folder / "photos", pictures)
         listed = list_pictures([str(folder / "photos")])
         captioner = Captioner.from_pretrained(model, device="cpu", dtype="float32").optimize()
-        settings = BatchSettings(readers=1)
         # Every caption as long as it may be: the slowest case.
         words = min(19, captioner.model.config.max_length - 1)
         options = CaptionOptions(beams=beams, max_words=words, min_words=words)
+        settings = BatchSettings(options, readers=1)
 
         def here(blocks: list[Block]) -> Blocks:
-            return caption_in_threads(captioner, blocks, settings, lanes=lanes, options=options)
+            return caption_in_threads(captioner, blocks, settings, lanes=lanes)
 
         def with_ray(blocks: list[Block]) -> Blocks:
-            recipe = WorkerSettings(model, "cpu", "float32", {"readers": 1}, asdict(options))
-            return caption_blocks_with_ray(recipe, blocks, workers=workers)
+            worker = WorkerSettings(model, "cpu", "float32", settings)
+            return caption_blocks_with_ray(worker, blocks, workers=workers)
 
         def measured(work: str, setting: str, side: int, caption: Callable[[list[Block]], Blocks]) -> Row:
             runs = [_job(folder / f"{work}-{number}", listed, caption, side) for number in range(repeat)]

@@ -12,8 +12,9 @@ from meshcap.batch.inputs import Picture, list_pictures
 from meshcap.batch.job import Job, run
 from meshcap.batch.local import BatchSettings, caption_blocks, caption_in_threads, row_of
 from meshcap.batch.output import Delivery
+from meshcap.options import CaptionOptions
 
-OPTIONS = {"max_length": 9}
+OPTIONS = CaptionOptions(max_words=8)
 
 
 @pytest.fixture(scope="module")
@@ -46,14 +47,14 @@ def threads() -> list[str]:
 
 @pytest.mark.parametrize(("batch", "block"), [(1, 1), (2, 4), (4, 4), (16, 16)])
 def test_rows_are_what_the_captioner_says(seeing: Captioner, pictures: list[Picture], batch: int, block: int) -> None:
-    found = dict(caption_blocks(seeing, blocks(pictures, block), BatchSettings(batch_size=batch), **OPTIONS))
+    found = dict(caption_blocks(seeing, blocks(pictures, block), BatchSettings(OPTIONS, batch_size=batch)))
     rows = [row for number in sorted(found) for row in found[number]]
     assert [row["path"] for row in rows] == [picture.path for picture in pictures]
     for picture, row in zip(pictures, rows, strict=True):
         if picture is pictures[2] or picture is pictures[8] or picture.path.endswith("broken.png"):
             assert row["error"].startswith(picture.path) and "caption" not in row
             continue
-        said = seeing.caption(picture.path if picture.tar is None else picture.source().read(), **OPTIONS)
+        said = seeing.caption(picture.path if picture.tar is None else picture.source().read(), OPTIONS)
         assert row["caption"] == said.text
         assert row["confidence"] == pytest.approx(said.confidence, abs=1e-5)
     assert len({row.get("caption") for row in rows}) > 3  # a mixed-up order would show
@@ -62,10 +63,10 @@ def test_rows_are_what_the_captioner_says(seeing: Captioner, pictures: list[Pict
 
 @pytest.mark.parametrize("lanes", [1, 2, 3])
 def test_lanes_say_the_same_to_the_last_digit(seeing: Captioner, pictures: list[Picture], lanes: int) -> None:
-    settings = BatchSettings(batch_size=2, log_probs=True)
-    expected = dict(caption_blocks(seeing, blocks(pictures, 2), settings, **OPTIONS))
+    settings = BatchSettings(OPTIONS, batch_size=2, log_probs=True)
+    expected = dict(caption_blocks(seeing, blocks(pictures, 2), settings))
     for todo in (blocks(pictures, 2), blocks(pictures, 2)[3:]):  # from the start, and after some were done
-        found = dict(caption_in_threads(seeing, iter(todo), settings, lanes=lanes, **OPTIONS))
+        found = dict(caption_in_threads(seeing, iter(todo), settings, lanes=lanes))
         assert found == {number: expected[number] for number, _ in todo}
     assert threads() == []
 
@@ -78,7 +79,7 @@ def test_lanes_end_when_nobody_listens(seeing: Captioner, pictures: list[Picture
             taken.append(number)
             yield number, pictures[:2]
 
-    rows = caption_in_threads(seeing, endless(), BatchSettings(batch_size=2), lanes=2, **OPTIONS)
+    rows = caption_in_threads(seeing, endless(), BatchSettings(OPTIONS, batch_size=2), lanes=2)
     next(rows)
     rows.close()
     assert threads() == [] and len(taken) < 100
@@ -91,7 +92,7 @@ def test_lanes_end_when_a_job_is_interrupted(seeing: Captioner, pictures: list[P
         raise KeyboardInterrupt
 
     def caption(todo):
-        return caption_in_threads(seeing, todo, BatchSettings(batch_size=2), lanes=2, **OPTIONS)
+        return caption_in_threads(seeing, todo, BatchSettings(OPTIONS, batch_size=2), lanes=2)
 
     with Job(tmp_path / "job", pictures, {}, block=2) as parts:
         with pytest.raises(KeyboardInterrupt) as kept:  # and with it its traceback, where the generator is
@@ -101,18 +102,22 @@ def test_lanes_end_when_a_job_is_interrupted(seeing: Captioner, pictures: list[P
 
 
 def test_mistakes_in_a_lane_reach_the_caller(seeing: Captioner, pictures: list[Picture]) -> None:
-    with pytest.raises(MeshcapError, match="max_length"):
-        list(caption_in_threads(seeing, blocks(pictures, 2), BatchSettings(batch_size=2), lanes=2, max_length=1000))
+    settings = BatchSettings(CaptionOptions(max_words=1000), batch_size=2)
+    with pytest.raises(MeshcapError, match="max_words is 1000, and this model can say at most"):
+        list(caption_in_threads(seeing, blocks(pictures, 2), settings, lanes=2))
     assert threads() == []
 
 
 def test_withheld_captions_give_nothing_away(seeing: Captioner, pictures: list[Picture]) -> None:
-    said = seeing.caption(pictures[0].path, n_best=3, **OPTIONS)
-    whole = row_of(pictures[0], said, BatchSettings(log_probs=True))
+    settings = BatchSettings(log_probs=True)
+    said = seeing.caption(pictures[0].path, n=3, max_words=8)
+    whole = row_of(pictures[0], said, settings)
     assert whole["words"] == said.words and len(whole["log_probs"]) == len(said.log_probs)
     assert [one["caption"] for one in whole["alternatives"]] == [one.text for one in said.alternatives]
-    row = row_of(pictures[0], said, BatchSettings(log_probs=True, min_confidence=said.confidence + 1e-3))
+    hidden = seeing.caption(pictures[0].path, n=3, max_words=8, min_confidence=1.0)
+    row = row_of(pictures[0], hidden, settings)
     assert row == {"path": pictures[0].path, "caption": None, "confidence": pytest.approx(said.confidence, abs=1e-6)}
     least = sorted(one.confidence for one in (said, *said.alternatives))[1]
-    some = row_of(pictures[0], said, BatchSettings(min_confidence=min(least, said.confidence)))
-    assert some["caption"] and all(one["confidence"] >= least - 1e-6 for one in some.get("alternatives", []))
+    some = seeing.caption(pictures[0].path, n=3, max_words=8, min_confidence=min(least, said.confidence))
+    found = row_of(pictures[0], some, settings)
+    assert found["caption"] and all(one["confidence"] >= least - 1e-6 for one in found.get("alternatives", []))

@@ -16,15 +16,14 @@ from meshcap.batch.inputs import Picture, list_pictures
 from meshcap.batch.local import BatchSettings, caption_blocks
 from meshcap.batch.ray import Worker, WorkerSettings, caption_blocks_with_ray, connect, has_gpu
 from meshcap.captioner import Captioner
-from meshcap.decoding import Beam
+from meshcap.options import CaptionOptions
 from tiny_data import call, read_lines
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="no ray: pip install meshcap[scale]"),
 ]
-OPTIONS = {"max_length": 9}
-SETTINGS = {"batch_size": 2}
+SETTINGS = BatchSettings(CaptionOptions(max_words=8), batch_size=2)
 WORKERS = 3
 
 
@@ -59,13 +58,13 @@ def blocks(here: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[
 
 @pytest.fixture
 def recipe(here: Path) -> WorkerSettings:
-    return WorkerSettings(str(here / "model"), "cpu", "auto", SETTINGS, OPTIONS, folder=str(here))
+    return WorkerSettings(str(here / "model"), "cpu", "auto", SETTINGS, folder=str(here))
 
 
 @pytest.fixture
 def expected(here: Path, blocks: list[tuple[int, list[Picture]]]) -> dict[int, list[dict]]:
     local = Captioner.from_pretrained(here / "model")
-    return dict(caption_blocks(local, blocks, BatchSettings(**SETTINGS), strategy=Beam(5, 0.0), **OPTIONS))
+    return dict(caption_blocks(local, blocks, SETTINGS))
 
 
 def same(found: list[tuple[int, list[dict]]], expected: dict[int, list[dict]]) -> None:

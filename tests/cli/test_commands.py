@@ -84,9 +84,9 @@ def test_mention_and_sample(model: Path, files: list[Path], capsys: pytest.Captu
     said = json.loads(out)["words"]
     assert "word150" in said
     assert "word17" in said or "word18 word19" in " ".join(said)
-    first = call(capsys, *words, "--sample", "--seed", 3, "--n", 4)
-    assert first == call(capsys, *words, "--sample", "--seed", 3, "--n", 4)
-    assert first != call(capsys, *words, "--sample", "--seed", 4, "--n", 4)
+    first = call(capsys, *words, "--strategy", "sample", "--seed", 3, "--n", 4)
+    assert first == call(capsys, *words, "--strategy", "sample", "--seed", 3, "--n", 4)
+    assert first != call(capsys, *words, "--strategy", "sample", "--seed", 4, "--n", 4)
     assert len(call(capsys, *words, "--groups", 3, "--beams", 6, "--n", 6)[1].splitlines()) == 6
 
 
@@ -104,7 +104,9 @@ def test_caption_mistakes(model: Path, files: list[Path], tmp_path: Path, capsys
     mistake(caption(tmp_path / "none.npy", "--model", model), "none.npy is not a file")
     mistake(caption(files[0], "--model", tmp_path / "nowhere"), "nowhere")
     mistake(caption(files[0], "--model", model, "--must", "zebra"), "zebra")
-    mistake(caption(files[0], "--model", model, "--sample", "--must", "word17"), "--must is for a search")
+    mistake(
+        caption(files[0], "--model", model, "--strategy", "sample", "--must", "word17"), "--must needs a beam search"
+    )
     mistake(caption(files[0], "--model", model, "--max-words", 99), "at most 53")
     numpy.save(tmp_path / "wide.npy", numpy.zeros((3, 49)))
     mistake(caption(tmp_path / "wide.npy", "--model", model), "49 numbers each, this model expects 48")

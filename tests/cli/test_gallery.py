@@ -12,7 +12,7 @@ from PIL import Image
 from rich.console import Console
 
 import tiny_captioner
-from meshcap.cli.gallery import HALF, MOST_COLUMNS, MOST_ROWS, can_draw, entry, half_blocks
+from meshcap.cli.caption_output import HALF_BLOCK, MAX_COLUMNS, MAX_ROWS, can_draw, gallery_entry, half_blocks
 from meshcap.data.scenes import draw_scene
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
@@ -54,11 +54,11 @@ def test_the_shape_is_kept(size: tuple[int, int]) -> None:
 def test_an_entry_fits_the_terminal(width: int) -> None:
     picture = draw_scene(1, 64).image
     said = ["A long sentence about a picture that needs more than one line of a narrow terminal.", "Another.", None]
-    text = ESCAPE.sub("", printed(entry(picture, "a/[b].jpg", said, 0.834, 0.12, width), width=width))
+    text = ESCAPE.sub("", printed(gallery_entry(picture, "a/[b].jpg", said, 0.834, 0.12, width), width=width))
     assert all(len(line) <= width for line in text.splitlines())
-    assert max(line.count(HALF) for line in text.splitlines()) <= min(MOST_COLUMNS, width // 2)
-    assert sum(HALF in line for line in text.splitlines()) <= MOST_ROWS
-    letters = "".join(text.replace(HALF, " ").split())  # words too long for a line are folded
+    assert max(line.count(HALF_BLOCK) for line in text.splitlines()) <= min(MAX_COLUMNS, width // 2)
+    assert sum(HALF_BLOCK in line for line in text.splitlines()) <= MAX_ROWS
+    letters = "".join(text.replace(HALF_BLOCK, " ").split())  # words too long for a line are folded
     for part in ("a/[b].jpg", "narrowterminal.", "Another.", "(withheld)", "83%·0.12s"):
         assert part in letters
 
@@ -115,9 +115,9 @@ def test_the_command_in_a_terminal(place: Path, colours: bool) -> None:
     text = seen.decode()
     assert "pictures/a.png" in text and "pictures/b.png" in text
     if colours:
-        assert text.count(HALF) > 200 and "\x1b[38;2;" in text and "confidence" in text
+        assert text.count(HALF_BLOCK) > 200 and "\x1b[38;2;" in text and "confidence" in text
     else:
-        assert HALF not in text and "\x1b" not in text
+        assert HALF_BLOCK not in text and "\x1b" not in text
         assert all(re.fullmatch(r"pictures/[ab]\.png\t[A-Z].*", line) for line in text.splitlines())
 
 
@@ -125,8 +125,6 @@ def test_the_command_in_a_pipe(place: Path) -> None:
     words = ["caption", "pictures", "--model", "model", "--device", "cpu", "--show", "--confidence"]
     env = {**os.environ, "TERM": "xterm-256color", "OMP_NUM_THREADS": "1"}
     env.pop("FORCE_COLOR", None)
-    done = subprocess.run(
-        [sys.executable, "-m", "meshcap", *words], cwd=place, env=env, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-m", "meshcap", *words], cwd=place, env=env, capture_output=True, text=True)
     assert done.returncode == 1
     assert re.fullmatch(r"pictures/a\.png\t0\.\d\d\t.+\npictures/b\.png\t0\.\d\d\t.+\n", done.stdout)

@@ -52,7 +52,7 @@ def test_loopback_unless_told(folder: Path, ran: list[dict[str, Any]], capsys: p
     with TestClient(ran[0]["app"]) as client:
         facts = client.get("/version").json()
         assert facts["limits"] == {
-            "bytes": 32 * 2**20, "pixels": 64_000_000, "pictures": 32, "seconds": 60, "max_length": tiny.LONGEST,
+            "bytes": 32 * 2**20, "pixels": 64_000_000, "pictures": 32, "seconds": 60, "max_words": tiny.LONGEST - 1,
         }  # fmt: skip
         assert facts["urls"] is False and facts["device"] == "cpu"
 

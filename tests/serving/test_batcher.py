@@ -3,17 +3,17 @@
 import threading
 from collections.abc import Iterator
 
+import numpy
 import pytest
 import torch
 from torch import Tensor
 
 from meshcap.captioner import Captioner
 from meshcap.errors import FailedError
+from meshcap.options import CaptionOptions
 from meshcap.regions import Regions
 from meshcap.serving.limits import RefusalError
 from meshcap.serving.service import Batcher, PendingPicture
-from meshcap.serving.wishes import Wishes, parsed
-from meshcap.vision.pictures import read_picture
 from serving import small
 
 SECONDS = 30  # patience of the tests, never reached
@@ -33,25 +33,24 @@ def batcher(eyes: Captioner, batches: list[int]) -> Iterator[Batcher]:
     batcher.close()
 
 
-def job(eyes: Captioner, number: int, **wishes: object) -> PendingPicture:
-    assert eyes.vision is not None
-    return PendingPicture(eyes.vision.preprocess.pixels(read_picture(small.picture(number))), parsed(wishes))
+def job(eyes: Captioner, number: int, **options: object) -> PendingPicture:
+    return PendingPicture(eyes.read(small.picture(number)), CaptionOptions.parse(options))
 
 
 def test_together_they_say_what_they_say_alone(eyes: Captioner, batcher: Batcher, batches: list[int]) -> None:
-    asked = [{}, {"beams": 2, "n_best": 2}, {}, {"strategy": "greedy"}, {"avoid": ["red"]}, {"attention": True}]
-    jobs = [job(eyes, number, **wishes) for number, wishes in enumerate(asked)]
+    asked = [{}, {"beams": 2, "n": 2}, {}, {"strategy": "greedy"}, {"must_not": ["red"]}, {"attention": True}]
+    jobs = [job(eyes, number, **options) for number, options in enumerate(asked)]
     for one in jobs:  # one by one, as from different clients
         batcher.put([one])
     batcher.close()
     found = [one.result.result(SECONDS) for one in jobs]
     assert batches == [6]
     for number, (seen, one) in enumerate(zip(found, jobs, strict=True)):
-        alone = eyes.caption(small.picture(number), **one.wishes.described(0))
+        alone = eyes.caption(small.picture(number), one.options)
         assert seen.caption.text == alone.text
         assert seen.caption.log_probs == pytest.approx(alone.log_probs, abs=1e-4)
         assert len(seen.caption.alternatives) == len(alone.alternatives)
-        assert (seen.boxes is not None) == one.wishes.attention
+        assert (seen.boxes is not None) == one.options.attention
 
 
 def test_no_batch_is_larger_than_allowed(eyes: Captioner, batcher: Batcher, batches: list[int]) -> None:
@@ -63,8 +62,8 @@ def test_no_batch_is_larger_than_allowed(eyes: Captioner, batcher: Batcher, batc
 
 def test_wide_searches_are_decoded_in_parts(eyes: Captioner, batcher: Batcher, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    describe = eyes.describe
-    monkeypatch.setattr(eyes, "describe", lambda regions, **kw: sizes.append(len(regions)) or describe(regions, **kw))
+    search = eyes.search
+    monkeypatch.setattr(eyes, "search", lambda regions, options: sizes.append(len(regions)) or search(regions, options))
     jobs = [job(eyes, number) for number in range(7)]
     for one in jobs:
         one.width = 200
@@ -77,18 +76,18 @@ def test_wide_searches_are_decoded_in_parts(eyes: Captioner, batcher: Batcher, m
 
 
 def test_draws_from_a_seed_do_not_depend_on_the_company(eyes: Captioner, batcher: Batcher) -> None:
-    wishes = {"strategy": "sample", "seed": 7, "n_best": 4}
-    jobs = [job(eyes, 0, **wishes), job(eyes, 1, **wishes), job(eyes, 0, **wishes)]
+    options = {"strategy": "sample", "seed": 7, "n": 4}
+    jobs = [job(eyes, 0, **options), job(eyes, 1, **options), job(eyes, 0, **options)]
     batcher.put(jobs)
     batcher.close()
     first, _, third = (one.result.result(SECONDS).caption for one in jobs)
-    assert first == third and first.text == eyes.caption(small.picture(0), **jobs[0].wishes.described(7)).text
+    assert first == third and first.text == eyes.caption(small.picture(0), jobs[0].options).text
 
 
 def test_draws_without_a_seed_are_new_each_time(eyes: Captioner) -> None:
     batcher = Batcher(eyes, batch=1, wait=0)
     batcher.start()
-    jobs = [job(eyes, 0, strategy="sample", n_best=8, temperature=3) for _ in range(2)]
+    jobs = [job(eyes, 0, strategy="sample", n=8, temperature=3) for _ in range(2)]
     batcher.put(jobs)
     batcher.close()
     first, second = (one.result.result().caption for one in jobs)
@@ -113,7 +112,7 @@ class Picky(torch.nn.Module):
 def picky() -> Captioner:
     captioner = small.captioner()
     assert captioner.vision is not None
-    captioner.vision = Picky(captioner.vision)  # type: ignore[assignment]
+    captioner.backend.vision = Picky(captioner.vision)  # type: ignore[attr-defined]
     return captioner
 
 
@@ -122,7 +121,7 @@ def test_one_picture_does_not_spoil_the_others(
 ) -> None:
     batcher = Batcher(picky, batch=3, wait=SECONDS)
     batcher.start()
-    jobs = [job(eyes, 0), PendingPicture(torch.zeros(3, 16, 16, dtype=torch.uint8), Wishes()), job(eyes, 1)]
+    jobs = [job(eyes, 0), PendingPicture(numpy.zeros((3, 16, 16), numpy.uint8), CaptionOptions()), job(eyes, 1)]
     batcher.put(jobs)
     assert jobs[0].result.result(SECONDS).caption.text == eyes.caption(small.picture(0)).text
     with pytest.raises(FailedError, match=r"^the captioner failed at this picture$"):

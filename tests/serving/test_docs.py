@@ -15,9 +15,9 @@ from PIL import Image
 from meshcap.captioner import Captioner
 from meshcap.cli.serve import serve
 from meshcap.data.scenes import draw_scene
+from meshcap.options import NAMES
 from meshcap.serving import app as server
 from meshcap.serving.metrics import Metrics
-from meshcap.serving.wishes import Wishes
 from serving import small
 from tiny_data import call
 
@@ -75,9 +75,10 @@ def test_nothing_is_left_out() -> None:
 
 
 def test_every_option_and_limit_is_told() -> None:
-    for name in Wishes.model_fields:
+    for name in NAMES:
         assert f"`{name}`" in DOCS
     for name in re.findall(r"# TYPE (\S+)", Metrics(lambda: 0).text()):
         assert f"`{name}" in DOCS
-    for name in set(inspect.signature(serve).parameters) - {"device", "dtype", "threads"}:  # which every command has
+    shared = {"device", "dtype", "threads", *NAMES}  # with other commands
+    for name in set(inspect.signature(serve).parameters) - shared:
         assert f"--{name.replace('_', '-')}" in DOCS, name

@@ -85,7 +85,7 @@ def light(browser: Browser) -> list[int]:
 
 
 def test_drop_a_picture_and_read_its_caption(browser: Browser, photo: Path, eyes: Captioner) -> None:
-    expected = eyes.caption(photo, n_best=3)
+    expected = eyes.caption(photo, n=3)
     drop(browser, photo)
     assert words(browser).lower() == " ".join(expected.words)
     assert text(browser, ".card .name") == "photo.png"
@@ -99,7 +99,7 @@ def test_drop_a_picture_and_read_its_caption(browser: Browser, photo: Path, eyes
 
 
 def test_hover_a_word_and_see_where_the_model_looked(browser: Browser, photo: Path, eyes: Captioner) -> None:
-    attention = eyes.caption(photo, n_best=3, attention=True).attention
+    attention = eyes.caption(photo, n=3, attention=True).attention
     assert attention is not None and len(attention) > 1
     drop(browser, photo)
     assert light(browser) == []
@@ -118,7 +118,7 @@ def test_hover_a_word_and_see_where_the_model_looked(browser: Browser, photo: Pa
 def test_tab_to_a_word(browser: Browser, photo: Path) -> None:
     drop(browser, photo)
     browser.evaluate("document.querySelector('.remove').focus()")
-    browser.evaluate("document.querySelector('#avoid').focus()")
+    browser.evaluate("document.querySelector('#must_not').focus()")
     for _ in range(12):
         browser.press("Tab", 9)
         if browser.evaluate("document.activeElement.classList.contains('word')"):
@@ -166,22 +166,22 @@ def set_to(browser: Browser, name: str, value: object) -> None:
 
 def test_options_change_the_captions(browser: Browser, photo: Path, eyes: Captioner) -> None:
     drop(browser, photo)
-    set_to(browser, "n_best", 1)
+    set_to(browser, "n", 1)
     browser.wait("document.querySelector('.others').hidden")
-    browser.click("#avoid")
+    browser.click("#must_not")
     browser.write("ball")
-    expected = eyes.caption(photo, avoid=["ball"])
+    expected = eyes.caption(photo, must_not=["ball"])
     assert expected.text != eyes.caption(photo).text
     browser.wait(f"document.querySelector('.card img').alt === {json.dumps(expected.text)}")
-    set_to(browser, "avoid", "")
-    set_to(browser, "mention", "dog")
-    expected = eyes.caption(photo, mention=["dog"])
+    set_to(browser, "must_not", "")
+    set_to(browser, "must", "dog")
+    expected = eyes.caption(photo, must=["dog"])
     browser.wait(f"document.querySelector('.card img').alt === {json.dumps(expected.text)}")
     assert "dog" in words(browser).lower().split()
-    set_to(browser, "mention", "dig")
+    set_to(browser, "must", "dig")
     browser.wait("!document.getElementById('problem').hidden")
     assert "nearest known: dog" in text(browser, "#problem")
-    assert browser.evaluate("document.getElementById('mention').getAttribute('aria-invalid')") == "true"
+    assert browser.evaluate("document.getElementById('must').getAttribute('aria-invalid')") == "true"
     browser.evaluate("document.querySelector('[value=sample]').click()")
     browser.wait("document.getElementById('problem').hidden")
     assert browser.evaluate("document.getElementById('temperature').offsetParent !== null")
@@ -191,7 +191,7 @@ def test_options_change_the_captions(browser: Browser, photo: Path, eyes: Captio
 
 
 def test_another_caption_may_be_chosen_and_copied(browser: Browser, photo: Path, eyes: Captioner) -> None:
-    second = eyes.caption(photo, n_best=3).alternatives[0]
+    second = eyes.caption(photo, n=3).alternatives[0]
     drop(browser, photo)
     browser.click(".others li:nth-child(2) button")
     assert browser.evaluate("document.querySelector('.card img').alt") == second.text
@@ -314,7 +314,7 @@ def test_the_light_lies_on_the_picture(browser: Browser, tmp_path: Path, size: t
     path = tmp_path / "plain.png"
     Image.new("RGB", size, "teal").save(path)
     drop(browser, path)
-    set_to(browser, "n_best", 9)  # the card grows under the picture
+    set_to(browser, "n", 9)  # the card grows under the picture
     browser.wait("document.querySelectorAll('.others li').length === 9")
     browser.hover(".card .word")
     browser.wait("document.querySelector('.card canvas.lit') !== null")

@@ -11,12 +11,13 @@ import httpx2
 import pytest
 from starlette.testclient import TestClient
 
-from meshcap.captioner import Caption, Captioner
+from meshcap.captioner import Captioner
+from meshcap.decoding import Hypotheses
 from meshcap.errors import MeshcapError
+from meshcap.options import CaptionOptions
 from meshcap.regions import Regions
 from meshcap.serving.limits import BODIES, Capacity, Limits, RefusalError, Reservation
 from meshcap.serving.service import CaptionedPicture
-from meshcap.serving.wishes import Wishes
 from serving import small
 
 CAPTION = "/v1/caption"
@@ -31,10 +32,10 @@ class Gate(Captioner):
         self.open, self.arrived = threading.Event(), threading.Semaphore(0)
         self.open.set()
 
-    def describe(self, regions: Regions, **options: Any) -> list[Caption]:
+    def search(self, regions: Regions, options: CaptionOptions) -> Hypotheses:
         self.arrived.release()
         assert self.open.wait(60)
-        return super().describe(regions, **options)
+        return super().search(regions, options)
 
 
 @pytest.fixture
@@ -114,7 +115,7 @@ def test_bytes_are_forgotten_once_they_are_pixels(gate: Gate) -> None:
     async def visit() -> None:
         with Reservation(service.capacity) as reservation:
             reservation.reserve_bytes(1000)
-            work = asyncio.create_task(service.caption([small.picture()], Wishes(), reservation))
+            work = asyncio.create_task(service.caption([small.picture()], CaptionOptions(), reservation))
             assert await asyncio.to_thread(gate.arrived.acquire, timeout=60)
             assert (service.capacity.pictures, service.capacity.bytes) == (1, 0)  # it waits for the model
             gate.open.set()

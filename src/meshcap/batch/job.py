@@ -19,6 +19,7 @@ from typing import Any, Self
 
 from meshcap.batch.alt_text import fill
 from meshcap.batch.inputs import Picture
+from meshcap.batch.local import BatchSettings
 from meshcap.batch.output import Delivery, Row, errors_path, json_lines, write_errors, write_table
 from meshcap.errors import FailedError, MeshcapError
 from meshcap.files import remove_unfinished, write_text
@@ -226,11 +227,18 @@ def run(
         raise FailedError(f"{len(left):,} blocks never came back: start again to go on with them")
 
 
-def finish(job: Job, table: Path | None, *, words: bool, alternatives: bool) -> dict[str, int]:
+def finish(job: Job, table: Path | None, settings: BatchSettings) -> dict[str, int]:
     """The blocks as one table and a list of errors, and how many there are of what."""
     if table is not None:
         remove_unfinished(table.parent, table.name)
-        write_table(table, job.rows(), words=words, alternatives=alternatives)
+        options = settings.options
+        write_table(
+            table,
+            job.rows(),
+            words=settings.log_probs,
+            alternatives=options.n > 1,
+            warnings=bool(options.must),
+        )
     write_errors(errors_file(job.folder, table), job.rows())
     counts = {"captions": 0, "withheld": 0, "errors": 0}
     for row in job.rows():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import Empty, Queue
 from threading import Event, Lock, Thread
 from typing import Any
@@ -17,6 +17,7 @@ from meshcap.batch.output import Row
 from meshcap.caption import Caption
 from meshcap.captioner import Captioner
 from meshcap.errors import MeshcapError
+from meshcap.options import CaptionOptions
 
 Block = tuple[int, Sequence[Picture]]
 READERS = 4  # threads that fetch members of shards; decoding is the stream's own work
@@ -26,10 +27,10 @@ READERS = 4  # threads that fetch members of shards; decoding is the stream's ow
 class BatchSettings:
     """How pictures are read and captioned, and what rows hold."""
 
+    options: CaptionOptions = field(default_factory=CaptionOptions)
     batch_size: int = 16
     readers: int | None = None  # threads that read pictures, of each lane
     log_probs: bool = False  # words with the log-probability of each
-    min_confidence: float | None = None  # below it, a picture has no caption
 
 
 class Unreadable:
@@ -43,13 +44,7 @@ class Unreadable:
 
 
 def caption_in_threads(
-    captioner: Captioner,
-    blocks: Iterable[Block],
-    settings: BatchSettings,
-    *,
-    lanes: int,
-    threads: int = 1,
-    **options: Any,
+    captioner: Captioner, blocks: Iterable[Block], settings: BatchSettings, *, lanes: int, threads: int = 1
 ) -> Iterator[tuple[int, list[Row]]]:
     """Rows of each block, in the order in which they get done, by several lanes that share the model.
 
@@ -70,7 +65,7 @@ def caption_in_threads(
     def lane() -> None:
         torch.set_num_threads(threads)  # of this Python thread
         try:
-            for one in caption_blocks(captioner, take(), settings, stop=stop, **options):
+            for one in caption_blocks(captioner, take(), settings, stop=stop):
                 done.put(one)
         except BaseException as error:  # raised again by the caller's thread
             done.put(error)
@@ -100,7 +95,7 @@ def caption_in_threads(
 
 
 def caption_blocks(
-    captioner: Captioner, blocks: Iterable[Block], settings: BatchSettings, *, stop: Event | None = None, **options: Any
+    captioner: Captioner, blocks: Iterable[Block], settings: BatchSettings, *, stop: Event | None = None
 ) -> Iterator[tuple[int, list[Row]]]:
     """Rows of each block, in order. A picture that cannot be read has an `error` instead of a caption.
 
@@ -116,7 +111,7 @@ def caption_blocks(
             yield from block[1]
 
     sources = _sources(pictures(), 2 * settings.batch_size)
-    captions = captioner.stream(sources, batch_size=settings.batch_size, workers=settings.readers, **options)
+    captions = captioner.stream(sources, settings.options, batch_size=settings.batch_size, workers=settings.readers)
     try:
         for _, result in captions:
             if stop is not None and stop.is_set():
@@ -138,14 +133,15 @@ def row_of(picture: Picture, result: Caption | MeshcapError, settings: BatchSett
         # Bytes have no name of their own; the row's reader wants one.
         text = str(result)
         return {"path": picture.path, "error": text.replace("the picture", picture.path, 1) if picture.tar else text}
-    least = settings.min_confidence or 0.0
     row: Row = {"path": picture.path, "caption": None, "confidence": round(result.confidence, 6)}
-    if result.confidence < least:
+    if result.withheld:
         return row
     row["caption"] = result.text
     if settings.log_probs:
         row |= {"words": result.words, "log_probs": [round(one, 5) for one in result.log_probs]}
-    others = [one for one in result.alternatives if one.confidence >= least]
+    if result.warning:
+        row["warning"] = result.warning
+    others = [one for one in result.alternatives if not one.withheld]
     if others:
         row["alternatives"] = [{"caption": one.text, "confidence": round(one.confidence, 6)} for one in others]
     return row

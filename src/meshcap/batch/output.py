@@ -34,7 +34,7 @@ def check_table(path: Path) -> None:
         need_pyarrow(path)
 
 
-def write_table(path: Path, rows: Iterable[Row], *, words: bool, alternatives: bool) -> None:
+def write_table(path: Path, rows: Iterable[Row], *, words: bool, alternatives: bool, warnings: bool = False) -> None:
     """All rows with a caption, in order; whole or not at all.
 
     Raises:
@@ -49,6 +49,7 @@ def write_table(path: Path, rows: Iterable[Row], *, words: bool, alternatives: b
     else:
         raise MeshcapError(f"{path} ends in {path.suffix!r}, expected one of {', '.join(SUFFIXES)}")
     columns = ["path", "caption", "confidence", *(["words", "log_probs"] if words else [])]
+    columns += ["warning"] if warnings else []
     columns += ["alternatives"] if alternatives else []
     write_file(path, lambda part: write(part, _captioned(rows), columns))
 
@@ -101,6 +102,7 @@ def _parquet(part: Path, rows: Iterator[Row], columns: list[str]) -> None:
         "confidence": arrow.float32(),
         "words": arrow.list_(arrow.string()),
         "log_probs": arrow.list_(arrow.float32()),
+        "warning": arrow.string(),
         "alternatives": arrow.list_(arrow.struct({"caption": arrow.string(), "confidence": arrow.float32()})),
     }
     schema = arrow.schema([(name, kinds[name]) for name in columns])

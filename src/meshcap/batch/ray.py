@@ -12,11 +12,13 @@ import logging
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from meshcap.batch.inputs import Picture
+from meshcap.batch.local import BatchSettings, caption_blocks
 from meshcap.batch.output import Row
+from meshcap.captioner import DtypeName
 from meshcap.errors import FailedError, MeshcapError
 
 TOGETHER = 8  # blocks that an actor takes at once: reading ahead begins anew with each
@@ -27,13 +29,12 @@ QUIET = {"include_dashboard": False, "log_to_driver": False, "logging_level": "E
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """All that a worker needs to know to caption as this process would. Plain values: it travels."""
+    """All that a worker needs to caption as this process would."""
 
     model: str
     device: str
-    dtype: str
-    settings: dict[str, Any]
-    options: dict[str, Any] = field(default_factory=dict)  # the fields of `CaptionOptions`
+    dtype: DtypeName
+    batch: BatchSettings
     threads: int = 1
     folder: str = "."  # that relative paths start from
 
@@ -41,34 +42,28 @@ class WorkerSettings:
 class Worker:
     """Captions blocks, inside an actor."""
 
-    def __init__(self, recipe: dict[str, Any]):
+    def __init__(self, settings: WorkerSettings):
         import torch
 
-        from meshcap.batch.local import BatchSettings
         from meshcap.captioner import Captioner
-        from meshcap.options import CaptionOptions
 
-        self.recipe = WorkerSettings(**recipe)
+        self.settings = settings.batch
         try:
-            os.chdir(self.recipe.folder)  # an actor is a process of its own
+            os.chdir(settings.folder)  # an actor is a process of its own
         except OSError as error:
-            raise MeshcapError(f"{self.recipe.folder} is not there on a machine of the cluster: {error}") from error
-        torch.set_num_threads(self.recipe.threads)
-        self.settings = BatchSettings(**self.recipe.settings)
-        self.options = CaptionOptions.parse(self.recipe.options)
-        kind: Any = self.recipe.dtype
-        self.captioner = Captioner.from_pretrained(self.recipe.model, device=self.recipe.device, dtype=kind).optimize()
+            raise MeshcapError(f"{settings.folder} is not there on a machine of the cluster: {error}") from error
+        torch.set_num_threads(settings.threads)
+        self.captioner = Captioner.from_pretrained(settings.model, device=settings.device, dtype=settings.dtype)
+        self.captioner.optimize()
 
     def __call__(self, batch: Mapping[str, Any]) -> Iterator[dict[str, list[Any]]]:
-        from meshcap.batch.local import caption_blocks
-
         blocks = [
             (int(number), [Picture(*one) for one in json.loads(pictures)])
             for number, pictures in zip(batch["block"], batch["pictures"], strict=True)
         ]
         # Whole batches to a block: the one that may be shorter goes last.
         blocks.sort()
-        for number, rows in caption_blocks(self.captioner, blocks, self.settings, options=self.options):
+        for number, rows in caption_blocks(self.captioner, blocks, self.settings):
             yield {"block": [number], "rows": [json.dumps(rows)]}
 
 
@@ -120,7 +115,7 @@ def has_gpu() -> bool:
 
 
 def caption_blocks_with_ray(
-    recipe: WorkerSettings, blocks: Sequence[tuple[int, Sequence[Picture]]], *, workers: int | None = None
+    settings: WorkerSettings, blocks: Sequence[tuple[int, Sequence[Picture]]], *, workers: int | None = None
 ) -> Iterator[tuple[int, list[Row]]]:
     """Rows of each block, as they come back from the cluster that `connect` found.
 
@@ -129,9 +124,9 @@ def caption_blocks_with_ray(
     """
     import ray
 
-    on_gpu = recipe.device == "cuda"
+    on_gpu = settings.device == "cuda"
     resources = ray.cluster_resources()
-    fits = int(resources.get("GPU", 0)) if on_gpu else int(resources.get("CPU", 1)) // recipe.threads
+    fits = int(resources.get("GPU", 0)) if on_gpu else int(resources.get("CPU", 1)) // settings.threads
     workers = max(1, min(workers or fits, len(blocks)))
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False  # there is one of our own
@@ -139,10 +134,10 @@ def caption_blocks_with_ray(
     items = [{"block": number, "pictures": json.dumps(pictures)} for number, pictures in blocks]
     dataset = ray.data.from_items(items, override_num_blocks=-(-len(items) // together)).map_batches(
         Worker,
-        fn_constructor_args=(asdict(recipe),),
+        fn_constructor_args=(settings,),
         batch_size=together,
         compute=ray.data.ActorPoolStrategy(size=workers),
-        num_cpus=None if on_gpu else recipe.threads,
+        num_cpus=None if on_gpu else settings.threads,
         num_gpus=1 if on_gpu else None,
     )
     try:

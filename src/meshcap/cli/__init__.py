@@ -22,7 +22,9 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import meshcap
+from meshcap.cli import options
 from meshcap.errors import MeshcapError
+from meshcap.options import OptionError
 
 # name -> "module:attribute", the attribute being a function, or a typer.Typer for a command with sub-commands.
 # In the order of `meshcap --help`.
@@ -51,7 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         sys.exit(run(words))
     except MeshcapError as error:
-        print("error:", " ".join(str(error).splitlines()), file=sys.stderr)
+        # Errors of caption options name them as Python does; here they are flags.
+        message = error.spelled(options.flag) if isinstance(error, OptionError) else str(error)
+        print("error:", " ".join(message.splitlines()), file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)

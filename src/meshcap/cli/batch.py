@@ -7,10 +7,10 @@ import json as json_format
 import os
 import shutil
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
     from meshcap.batch.inputs import Picture
     from meshcap.batch.output import Row
 
-NAMED = 10  # broken pictures that are named, where a file lists them all
+NAMED = 10  # failed pictures that are named, where a file lists them all
 BATCHES = 4  # of a block: what is lost at most when a job is killed, times the blocks in work
 LANES = 8  # that share a model: more would wait for Python's one lock; --ray has none
 
 
+@options.caption_options(without=("attention",))
 def batch(
     inputs: Annotated[
         list[str] | None,
@@ -59,27 +60,6 @@ def batch(
     overwrite_alt: Annotated[
         bool, typer.Option("--overwrite-alt", help="Of --html: replace texts that are there, but alt=''.")
     ] = False,
-    n: Annotated[int, typer.Option("--n", "-n", min=1, help="Captions of each picture.")] = 1,
-    beams: Annotated[
-        int | None, typer.Option("--beams", min=1, help="Hypotheses of a beam search; 1 is greedy.", show_default="5")
-    ] = None,
-    must: Annotated[
-        list[str] | None, typer.Option("--must", help="Must appear; alternatives by |, as in 'dog|puppy'.")
-    ] = None,
-    must_not: Annotated[list[str] | None, typer.Option("--must-not", help="Must not appear.")] = None,
-    max_words: Annotated[
-        int | None, typer.Option(min=1, help="Most words of a caption.", show_default="19, or what the model can say")
-    ] = None,
-    min_words: Annotated[int, typer.Option(min=1, help="Fewest words of a caption.")] = 1,
-    length_penalty: Annotated[float, typer.Option(help="Compare scores / length ** this.")] = 0.0,
-    no_repeat_ngram: Annotated[int, typer.Option(min=0, help="No so many words in a row twice.")] = 0,
-    good_endings: Annotated[
-        bool, typer.Option("--good-endings/--no-good-endings", help="Never end in 'a', 'of', 'with' …")
-    ] = True,
-    min_confidence: Annotated[
-        float | None,
-        typer.Option(min=0, max=1, help="Withhold captions that are trusted less.", show_default="none is withheld"),
-    ] = None,
     log_probs: Annotated[bool, typer.Option("--log-probs", help="Also each word's log-probability.")] = False,
     column: Annotated[
         str | None, typer.Option(help="Of lists: the column with the paths.", show_default="path, image, file_name …")
@@ -98,9 +78,7 @@ def batch(
     workers: Annotated[
         int | None, typer.Option(min=1, help="Of --ray: models at work.", show_default="one a GPU, or a CPU")
     ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Pictures captioned together.", show_default="16; 128 on a GPU")
-    ] = None,
+    batch_size: options.BatchSize = None,
     readers: Annotated[
         int | None, typer.Option(min=1, help="Threads that read pictures.", show_default="one a CPU")
     ] = None,
@@ -109,8 +87,9 @@ def batch(
     dtype: options.Dtype = "auto",
     threads: options.Threads = None,
     json: options.Json = False,
+    **given: Any,
 ) -> None:
-    """Caption a million pictures. Killed, it goes on where it was when called again.
+    """Caption many pictures; a job that was stopped goes on when it is called again.
 
     Pictures that cannot be read are listed in OUT.errors.jsonl, the others are captioned, and the exit code is 1.
 
@@ -137,7 +116,7 @@ def batch(
     names = inputs or []
     share = Share() if shard is None else Share.parse(shard)
     kinds = tuple(kind for kind, asked in zip(KINDS, (write_exif, write_xmp, write_iptc), strict=True) if asked)
-    table, folder = _places(out)
+    table, folder = _output_paths(out)
     if not names and not html:
         raise MeshcapError("nothing to caption: name pictures, folders, tar shards, lists of paths or --html pages")
     if (kinds or html) and not in_place and folder is None:
@@ -146,17 +125,7 @@ def batch(
         raise MeshcapError("nowhere to write to: give --out FILE.jsonl (or .csv, .parquet, a folder), or --sidecar")
     if html and shard is not None:
         raise MeshcapError("--shard splits pictures, and a page is filled in by one job: leave one out")
-    wanted = CaptionOptions.parse(
-        n=n,
-        beams=beams,
-        must=must,
-        must_not=must_not,
-        max_words=max_words,
-        min_words=min_words,
-        length_penalty=length_penalty,
-        no_repeat_ngram=no_repeat_ngram,
-        good_endings=good_endings,
-    )
+    wanted = CaptionOptions.parse(given)
 
     copies = None if in_place or folder is None or not kinds else folder
     pages = _pages(html or [])
@@ -171,71 +140,60 @@ def batch(
 
     from meshcap.batch.local import BatchSettings, caption_in_threads
     from meshcap.batch.ray import WorkerSettings, caption_blocks_with_ray, connect, has_gpu
-    from meshcap.captioner import Captioner
 
     if ray:
         connect(ray, cpus=None if workers is None else workers * (threads or 1))
-        on_gpu = device in ("auto", "cuda") and has_gpu()
-        where, precision = options.apply("cpu", "float32", 1, None)  # of this process, which only tries
+        captioner = options.load_captioner(model, "cpu", "auto", 1)  # of this process, which only checks options
+        where = "cuda" if device in ("auto", "cuda") and has_gpu() else "cpu"
     else:
-        where, precision = options.apply(device, dtype, 1, None)  # threads are shared out among lanes, below
-        on_gpu = where.type == "cuda"
-    captioner = Captioner.from_pretrained(model, device=where, dtype=precision).optimize()
-    captioner.plan(wanted)  # mistakes are raised before a cluster works or a file is written
+        captioner = options.load_captioner(model, device, dtype, 1)  # threads are shared out among lanes, below
+        where = str(captioner.device).partition(":")[0]
+    if not captioner.reads_pictures:
+        raise MeshcapError(f"{model} reads region features and cannot see pictures: expected one with a vision")
+    captioner.plan(wanted)  # options without sense are refused before a cluster works or a file is written
 
     if restart:  # only now, when nothing is wrong with the new one
         forget(state)
     if pages:
-        there = {picture.key for picture in pictures}
-        on_pages = pictures_of(pages, overwrite=overwrite_alt, saved_list=state / PAGES)
-        pictures += [picture for picture in on_pages if picture.key not in there]
+        listed = {picture.key for picture in pictures}
+        found = pictures_of(pages, overwrite=overwrite_alt, saved_list=state / PAGES)
+        pictures += [picture for picture in found if picture.key not in listed]
         delivery.check(pictures)
     cpus = threads or os.cpu_count() or 1
-    lanes = 1 if where.type != "cpu" or ray else min(cpus, LANES)
+    lanes = 1 if where != "cpu" or ray else min(cpus, LANES)
     settings = BatchSettings(
-        batch_size or (128 if on_gpu else 16), max(1, (readers or cpus) // lanes), log_probs, min_confidence
+        wanted, batch_size or (128 if where == "cuda" else 16), max(1, (readers or cpus) // lanes), log_probs
     )
 
     def caption(blocks: Sequence[tuple[int, Sequence[Picture]]]) -> Iterable[tuple[int, list[Row]]]:
         if not ray:
-            return caption_in_threads(
-                captioner, blocks, settings, lanes=lanes, threads=max(1, cpus // lanes), options=wanted
-            )
-        recipe = WorkerSettings(
-            model,
-            "cuda" if on_gpu else "cpu",
-            dtype,
-            asdict(settings) | {"readers": readers},
-            asdict(wanted),
-            threads or 1,
-            os.getcwd(),
-        )
-        return caption_blocks_with_ray(recipe, blocks, workers=workers)
+            return caption_in_threads(captioner, blocks, settings, lanes=lanes, threads=max(1, cpus // lanes))
+        worker = WorkerSettings(model, where, dtype, replace(settings, readers=readers), threads or 1, os.getcwd())
+        return caption_blocks_with_ray(worker, blocks, workers=workers)
 
     facts = {
-        "model": weights_of(model), "dtype": dtype, "batch": settings.batch_size, "shard": str(share),
-        "log_probs": log_probs,
-        **json_format.loads(json_format.dumps(asdict(wanted))), "min_confidence": min_confidence,
+        "model": weights_of(model), "dtype": dtype, "batch_size": settings.batch_size, "shard": str(share),
+        "log_probs": log_probs, **asdict(wanted),
     }  # fmt: skip
     with Job(state, pictures, facts, block=settings.batch_size * BATCHES) as job:
         if job.done is None:
             done = len(pictures) - sum(len(job.pictures_of(block)) for block in job.to_do())
-            with progress(len(pictures), done) as tell:
-                run(job, caption, delivery, tell)
-            counts = finish(job, table, words=log_probs, alternatives=n > 1)
+            with progress(len(pictures), done) as report:
+                run(job, caption, delivery, report)
+            counts = finish(job, table, settings)
             if pages:
                 counts["alts"] = fill_pages(job, pages, None if in_place else folder, overwrite=overwrite_alt)
             job.finish(counts)
         elif table is not None and not table.exists():
             raise MeshcapError(f"{table} was written and is gone: give --restart to make it again")
-        _tell(job.done or {}, table, errors_file(state, table), json)
+        _print_summary(job.done or {}, table, errors_file(state, table), json)
         if table is None:
             shutil.rmtree(state, ignore_errors=True)
     if job.done and job.done["errors"]:
         raise typer.Exit(1)
 
 
-def _places(out: Path | None) -> tuple[Path | None, Path | None]:
+def _output_paths(out: Path | None) -> tuple[Path | None, Path | None]:
     """The table, and the folder for texts, copies and pages, where there is one."""
     from meshcap.batch.output import SUFFIXES, check_table
 
@@ -260,23 +218,23 @@ def _pages(names: Sequence[str]) -> list[str]:
     return list(found)
 
 
-def _tell(counts: dict[str, int], table: Path | None, errors: Path, json: bool) -> None:
-    """What came of it on stdout; on stderr, the first of what could not be captioned, or all that no file lists."""
-    broken = counts.get("errors", 0)
-    if broken:
+def _print_summary(counts: dict[str, int], table: Path | None, errors: Path, json: bool) -> None:
+    """Counts on stdout; on stderr the first errors, or all of them where no file lists them."""
+    failed = counts.get("errors", 0)
+    if failed:
         with open(errors, encoding="utf-8", errors="surrogateescape") as file:
             for line in islice(file, None if table is None else NAMED):
                 typer.echo(f"error: {' '.join(json_format.loads(line)['error'].split())}", err=True)
-        if table is not None and broken > NAMED:
-            typer.echo(f"error: {broken - NAMED:,} more, all in {errors}", err=True)
+        if table is not None and failed > NAMED:
+            typer.echo(f"error: {failed - NAMED:,} more, all in {errors}", err=True)
     if json:
         files = {"out": None, "errors_file": None} if table is None else {
-            "out": str(table), "errors_file": str(errors) if broken else None,
+            "out": str(table), "errors_file": str(errors) if failed else None,
         }  # fmt: skip
         typer.echo(json_format.dumps(counts | files, ensure_ascii=False))
         return
-    said = [f"{counts['captions']:,} caption{'s' * (counts['captions'] != 1)}"]
-    said += [f"{counts['withheld']:,} withheld"] if counts["withheld"] else []
-    said += [f"{counts['alts']:,} written into pages"] if "alts" in counts else []
-    said += [f"{broken:,} error{'s' * (broken != 1)}" + (f" ({errors})" if table else "")] if broken else []
-    typer.echo(f"{table}: {', '.join(said)}" if table else ", ".join(said))
+    parts = [f"{counts['captions']:,} caption{'s' * (counts['captions'] != 1)}"]
+    parts += [f"{counts['withheld']:,} withheld"] if counts["withheld"] else []
+    parts += [f"{counts['alts']:,} written into pages"] if "alts" in counts else []
+    parts += [f"{failed:,} error{'s' * (failed != 1)}" + (f" ({errors})" if table else "")] if failed else []
+    typer.echo(f"{table}: {', '.join(parts)}" if table else ", ".join(parts))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import os
+import sys
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,9 +15,16 @@ from meshcap.cli import options
 from meshcap.errors import MeshcapError
 from meshcap.options import CaptionOptions
 
+if TYPE_CHECKING:
+    from meshcap.caption import Caption
+    from meshcap.captioner import Captioner
 
+MANY = 8  # pictures that are worth a progress bar
+
+
+@options.caption_options()
 def caption(
-    paths: Annotated[
+    pictures: Annotated[
         list[str],
         typer.Argument(
             metavar="PICTURES...",
@@ -23,90 +34,139 @@ def caption(
         ),
     ],
     model: options.Model = "default",
-    n: Annotated[int, typer.Option("--n", "-n", min=1, help="Captions of each picture.")] = 1,
-    beams: Annotated[
-        int | None,
-        typer.Option("--beams", min=1, help="Hypotheses of the search; 1 is greedy.", show_default="5"),
-    ] = None,
-    groups: Annotated[int, typer.Option(min=1, help="Groups of beams that avoid each other's words.")] = 1,
-    sample: Annotated[bool, typer.Option("--sample", help="Draw words at random instead of searching.")] = False,
-    temperature: Annotated[float, typer.Option(help="Of --sample: below 1 bolder, above 1 wilder.")] = 1.0,
-    top_k: Annotated[int, typer.Option(min=0, help="Of --sample: among the k likeliest words; 0: all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Of --sample: among the likeliest words that reach p.")] = 1.0,
-    must: Annotated[
-        list[str] | None,
-        typer.Option("--must", help="Must appear; alternatives by |, as in 'dog|puppy'."),
-    ] = None,
-    must_not: Annotated[list[str] | None, typer.Option("--must-not", help="Must not appear.")] = None,
-    max_words: Annotated[
-        int | None, typer.Option(min=1, help="Most words of a caption.", show_default="19, or what the model can say")
-    ] = None,
-    min_words: Annotated[int, typer.Option(min=1, help="Fewest words of a caption.")] = 1,
-    length_penalty: Annotated[float, typer.Option(help="Compare scores / length ** this.")] = 0.0,
-    no_repeat_ngram: Annotated[int, typer.Option(min=0, help="No so many words in a row twice.")] = 0,
-    good_endings: Annotated[
-        bool, typer.Option("--good-endings/--no-good-endings", help="Never end in 'a', 'of', 'with' …")
-    ] = True,
-    confidence: Annotated[bool, typer.Option("--confidence", help="Also say how far to trust each caption.")] = False,
-    min_confidence: Annotated[
-        float | None,
-        typer.Option(min=0, max=1, help="Withhold captions that are trusted less.", show_default="none is withheld"),
-    ] = None,
-    show: Annotated[bool, typer.Option("--show", help="Draw the pictures too, in a terminal with colours.")] = False,
+    confidence: Annotated[bool, typer.Option("--confidence", help="Also print the confidence of captions.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Also draw the pictures, in a terminal with colours.")] = False,
+    batch_size: options.BatchSize = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     threads: options.Threads = None,
-    seed: options.Seed = None,
     json: options.Json = False,
+    **given: Any,
 ) -> None:
     """Write a sentence for each picture.
 
     Of one picture just the sentence; of several a line each: the path, a tab, the sentence. With --json, each line is
-    an object. Pictures that cannot be read are told at the end, on stderr; the others are captioned, and the exit code
-    is 1.
+    an object. Pictures that cannot be read are reported at the end, on stderr; the others are captioned, and the exit
+    code is 1.
 
     Example: meshcap caption photo.jpg holiday/ --n 3
     """
-    from meshcap.cli.caption_sources import sources, told
-
     if show and json:
         raise MeshcapError("--show is for people and --json for programs: leave one out")
-    wanted = CaptionOptions.parse(
-        n=n,
-        strategy="sample" if sample else None,
-        beams=beams,
-        groups=groups if groups > 1 else None,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
-        must=must,
-        must_not=must_not,
-        max_words=max_words,
-        min_words=min_words,
-        length_penalty=length_penalty,
-        no_repeat_ngram=no_repeat_ngram,
-        good_endings=good_endings,
-    )
-    asked, alone = sources(paths)
+    wanted = CaptionOptions.parse(given)
+    sources, alone = list_sources(pictures)
 
-    from meshcap.captioner import Captioner
-    from meshcap.cli.caption_lines import Lines, draw, watched
+    from meshcap.cli.caption_output import CaptionPrinter, print_gallery
 
-    where, precision = options.apply(device, dtype, threads, seed)
-    captioner = Captioner.from_pretrained(model, device=where, dtype=precision, threads=threads).optimize()
-    lines = Lines(
-        json=json,
-        alone=alone,
-        confidence=confidence,
-        least=min_confidence,
-        calibrated=captioner.calibration is not None,
-    )
-    # Pictures that are drawn come one by one, so that the time beside each is its own.
-    batch = 1 if show else captioner.batch_size
-    with closing(told(captioner, asked, batch, wanted)) as captions:
-        if not (show and draw(captions, lines)):
-            for source, caption_or_error in watched(captions, len(asked)):
-                lines.tell(source, caption_or_error)
-    if lines.close():
+    captioner = options.load_captioner(model, device, dtype, threads)
+    printer = CaptionPrinter(json, alone, confidence, wanted.min_confidence, captioner.calibration is not None)
+    if show:
+        batch_size = 1  # so that the time beside each picture is its own
+    with closing(captions(captioner, sources, wanted, batch_size)) as results:
+        if not (show and print_gallery(results, printer)):
+            for source, result in with_progress(results, len(sources)):
+                printer.add(source, result)
+    if printer.finish():
         raise typer.Exit(1)
+
+
+class StandardInput(io.BytesIO):
+    """A picture that came through a pipe."""
+
+    name = "standard input"  # in messages
+
+    def __str__(self) -> str:
+        return "-"
+
+
+def list_sources(names: Sequence[str]) -> tuple[list[Any], bool]:
+    """Pictures in order, each once, listed as `meshcap batch` lists them; and whether one picture alone was named.
+
+    A file that is missing among others is reported later, as a broken one is.
+
+    Raises:
+        MeshcapError: a folder without pictures, a pattern that matches nothing, no file at all, standard input without
+            a picture or given twice.
+    """
+    from meshcap.batch.inputs import list_pictures
+
+    if names.count("-") > 1:
+        raise MeshcapError("- was given twice, and standard input holds one picture")
+    sources: list[Any] = []
+    for part in _split(names, "-"):
+        if part == ["-"]:
+            sources.append(read_standard_input())
+        else:
+            sources += [picture.source() or picture.path for picture in list_pictures(part, allow_missing=True)]
+    if all(isinstance(one, str) and not os.path.exists(one) for one in sources):
+        raise MeshcapError(f"{sources[0]} is not a file: expected pictures, folders of them, or - for standard input")
+    return sources, len(names) == len(sources) == 1 and str(sources[0]) == names[0]
+
+
+def _split(names: Sequence[str], mark: str) -> list[list[str]]:
+    """The names before, at and after the mark."""
+    at = names.index(mark) if mark in names else len(names)
+    return [part for part in ([*names[:at]], [*names[at : at + 1]], [*names[at + 1 :]]) if part]
+
+
+def read_standard_input() -> StandardInput:
+    if sys.stdin.isatty():
+        raise MeshcapError("- reads a picture from standard input: send one, as in `meshcap caption - < photo.jpg`")
+    content = sys.stdin.buffer.read()
+    if not content:
+        raise MeshcapError("standard input is empty, expected the bytes of a picture")
+    return StandardInput(content)
+
+
+def captions(
+    captioner: Captioner, sources: Sequence[Any], wanted: CaptionOptions, batch_size: int | None
+) -> Generator[tuple[Any, Caption | MeshcapError], None, None]:
+    """Every source with its caption, or with why there is none, as soon as it is known."""
+    from meshcap.data.features import SUFFIXES
+
+    features = [one for one in sources if isinstance(one, str) and one.endswith(tuple(SUFFIXES))]
+    if features and len(features) < len(sources):
+        raise MeshcapError(f"{features[0]} holds region features and others are pictures: expected one kind")
+    if features:
+        return of_features(captioner, features, wanted, batch_size or captioner.batch_size)
+    if not captioner.reads_pictures:
+        raise MeshcapError(
+            f"this model reads region features and cannot see {sources[0]}: expected {', '.join(SUFFIXES)}"
+        )
+    return captioner.stream(sources, wanted, batch_size=batch_size)
+
+
+def of_features(
+    captioner: Captioner, paths: Sequence[str], wanted: CaptionOptions, batch_size: int
+) -> Generator[tuple[Any, Caption | MeshcapError], None, None]:
+    """The same for files of region features."""
+    from pathlib import Path
+
+    from meshcap.data.features import read_features
+    from meshcap.regions import Regions
+
+    for start in range(0, len(paths), batch_size):
+        read: list[Any] = []
+        for path in paths[start : start + batch_size]:
+            try:
+                read.append(read_features(Path(path)))
+            except MeshcapError as error:
+                read.append(error)
+        good = [one for one in read if not isinstance(one, MeshcapError)]
+        boxes = [box for _, box in good if box is not None]
+        if boxes and len(boxes) < len(good):
+            raise MeshcapError(f"{len(boxes)} of {len(good)} files have boxes: expected all or none")
+        regions = Regions.collate([features for features, _ in good], boxes or None) if good else None
+        found = iter([] if regions is None else captioner.describe(regions, wanted))
+        for path, one in zip(paths[start : start + batch_size], read, strict=True):
+            yield path, one if isinstance(one, MeshcapError) else next(found)
+
+
+def with_progress(results: Iterable[Any], total: int) -> Iterable[Any]:
+    """With a bar on stderr, for many pictures, where stderr is a terminal and captions go elsewhere."""
+    if total < MANY or not sys.stderr.isatty() or sys.stdout.isatty():
+        return results
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(results, "captions", total, console=Console(stderr=True))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json as json_format
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from meshcap.cli import options
 from meshcap.errors import MeshcapError
+from meshcap.options import CaptionOptions
 
 
+@options.caption_options(without=("attention", "min_confidence"))
 def explain(
     photo: Annotated[Path, typer.Argument(help="A picture.")],
     model: options.Model = "default",
@@ -21,7 +23,6 @@ def explain(
     caption: Annotated[
         str | None, typer.Option(help="A sentence to explain.", show_default="the model's own caption")
     ] = None,
-    beams: Annotated[int, typer.Option(min=1, help="Hypotheses of the search for a caption; 1 is greedy.")] = 5,
     attribution: Annotated[
         bool, typer.Option("--attribution/--no-attribution", help="Also what counted for a word, by gradients.")
     ] = True,
@@ -34,6 +35,7 @@ def explain(
     device: options.Device = "auto",
     threads: options.Threads = None,
     json: options.Json = False,
+    **given: Any,
 ) -> None:
     """Show, word by word, why a caption says what it says.
 
@@ -42,6 +44,7 @@ def explain(
 
     Example: meshcap explain photo.jpg --caption "a dog on a beach"
     """
+    wanted = CaptionOptions.parse(given)
     if out is not None and out.suffix.lower() not in (".html", ".htm", ".png"):
         raise MeshcapError(f"--out is {out}, expected a name that ends in .html or .png")
     if out is None and not json:
@@ -51,24 +54,26 @@ def explain(
     if out is not None and not out.parent.is_dir():
         raise MeshcapError(f"{out.parent} is not a folder: expected one to write {out.name} into")
 
+    import torch
+
     from meshcap.captioner import Captioner
-    from meshcap.decoding import Beam
     from meshcap.explain import explain as explained
     from meshcap.explain.heatmap import write_sheet
     from meshcap.explain.page import write_page
     from meshcap.vision.pictures import read_picture
 
-    where, precision = options.apply(device, "float32", threads, None)  # gradients want all their digits
     if not photo.is_file():
         read_picture(photo)  # says what is wrong, before a model is read for nothing
-    captioner = Captioner.from_pretrained(model, device=where, dtype=precision)
-    if captioner.vision is None:
-        raise MeshcapError(f"this model reads region features and cannot look at {photo}: expected one with a vision")
+    if threads is not None:
+        torch.set_num_threads(threads)
+    captioner = Captioner.from_pretrained(model, device=device, dtype="float32", backend="torch")  # for gradients
+    if not captioner.reads_pictures:
+        raise MeshcapError(f"this model reads region features and cannot see {photo}: expected one with a vision")
     found = explained(
         captioner,
         photo,
         caption=caption,
-        strategy=Beam(beams),
+        options=wanted,
         attribution=attribution,
         baseline=baseline,
     )

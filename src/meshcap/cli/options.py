@@ -1,19 +1,26 @@
-"""Options that mean the same in every command.
+"""Options that mean the same in every command, and those of captions, made from `CaptionOptions`.
 
-def caption(paths: list[Path], device: options.Device = "auto", seed: options.Seed = None) -> None:
-    where, precision = options.apply(device, "auto", None, seed)
+@options.caption_options()
+def caption(paths: list[Path], device: options.Device = "auto", **given: object) -> None:
+    wanted = CaptionOptions.parse(given)
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+import inspect
+from collections.abc import Callable
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
 from meshcap.errors import MeshcapError
+from meshcap.options import DEFAULTS, HELP, REAL, STRATEGIES, WHOLE, CaptionOptions
 
 if TYPE_CHECKING:
     import torch
+
+    from meshcap.captioner import Captioner
 
 DeviceName = Literal["auto", "cpu", "cuda", "mps"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16", "int8"]
@@ -46,6 +53,72 @@ Json = Annotated[
     bool,
     typer.Option("--json", help="Print JSON, for programs."),
 ]
+
+BatchSize = Annotated[
+    int | None,
+    typer.Option("--batch-size", min=1, help="Pictures captioned together.", show_default="by device"),
+]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def flag(name: str) -> str:
+    """An option as the command line spells it: `--max-words`."""
+    return "--" + name.replace("_", "-")
+
+
+def caption_options(*, without: tuple[str, ...] = ()) -> Callable[[Function], Function]:
+    """Give a command an option for each field of `CaptionOptions`, in the place of its `**` parameter.
+
+    Values arrive as they were written and None where they were not given: `CaptionOptions.parse` reads them, with the
+    same messages as everywhere.
+    """
+
+    def decorate(function: Function) -> Function:
+        parameters: list[inspect.Parameter] = []
+        for one in inspect.signature(function, eval_str=True).parameters.values():
+            if one.kind is inspect.Parameter.VAR_KEYWORD:
+                names = [field.name for field in fields(CaptionOptions) if field.name not in without]
+                kind = inspect.Parameter.KEYWORD_ONLY
+                parameters += [inspect.Parameter(name, kind, default=None, annotation=_flag(name)) for name in names]
+            else:
+                parameters.append(one.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+        function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        function.__annotations__ = {one.name: one.annotation for one in parameters}
+        return function
+
+    return decorate
+
+
+def _flag(name: str) -> Any:
+    """The annotation of an option of captions."""
+    names = ["--n", "-n"] if name == "n" else [flag(name)]
+    kind: Any = str | None
+    metavar: str | None = "N" if name in WHOLE else "X" if name in REAL else None
+    default = getattr(CaptionOptions, name)
+    shown: Any = DEFAULTS.get(name, str(default) if isinstance(default, int | float | str) else False)
+    if isinstance(default, bool):
+        kind, shown = bool | None, flag(name) if default else False
+        names = [f"{names[0]}/--no-{names[0][2:]}"] if default else names
+    elif name in ("must", "must_not"):
+        kind, metavar = list[str] | None, "WORDS"
+    elif name == "strategy":
+        metavar = "|".join(STRATEGIES)
+    panel = "Caption options"
+    return Annotated[
+        kind, typer.Option(*names, help=HELP[name], metavar=metavar, show_default=shown, rich_help_panel=panel)
+    ]
+
+
+def load_captioner(model: str, device: DeviceName, dtype: DtypeName, threads: int | None = None) -> Captioner:
+    """A captioner for inference alone, on so many CPU threads."""
+    from meshcap.captioner import Captioner
+
+    captioner = Captioner.from_pretrained(model, device=device, dtype=dtype, threads=threads)
+    if threads is not None and captioner.backend.name != "onnx":
+        import torch
+
+        torch.set_num_threads(threads)
+    return captioner.optimize()
 
 
 def apply(

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from meshcap.cli import options
 from meshcap.errors import MeshcapError
+from meshcap.options import CaptionOptions
 
 KEYS = "MESHCAP_API_KEYS"
 
 
+@options.caption_options(without=("attention",))
 def serve(
-    model: Annotated[str, typer.Option(help="A model folder, or a name on the Hugging Face hub.")] = "default",
+    model: options.Model = "default",
     host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 is open to every network.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
-    batch: Annotated[int, typer.Option(min=1, help="Most pictures captioned together.")] = 32,
-    wait_ms: Annotated[float, typer.Option(min=0, max=1000, help="Milliseconds to wait for company.")] = 5.0,
-    queue: Annotated[int, typer.Option(min=1, help="Most pictures inside; others are told to come back.")] = 256,
+    batch_size: Annotated[int, typer.Option(min=1, help="Most pictures captioned together.")] = 32,
+    wait_ms: Annotated[float, typer.Option(min=0, max=1000, help="Milliseconds to wait for a batch.")] = 5.0,
+    queue: Annotated[int, typer.Option(min=1, help="Most pictures in progress; more are refused for now.")] = 256,
     max_mb: Annotated[float, typer.Option(min=0.001, help="Most megabytes of a request.")] = 32.0,
     max_megapixels: Annotated[float, typer.Option(min=0.001, help="Most megapixels of a picture.")] = 64.0,
     max_pictures: Annotated[int, typer.Option(min=1, help="Most pictures of a request.")] = 32,
@@ -28,14 +30,17 @@ def serve(
     api_keys: Annotated[
         Path | None, typer.Option(help=f"File of keys, one a line; or {KEYS}, with spaces between.")
     ] = None,
-    cors: Annotated[list[str] | None, typer.Option(help="Another site whose pages may ask.")] = None,
+    cors: Annotated[list[str] | None, typer.Option(help="Another site whose pages may send requests.")] = None,
     allow_urls: Annotated[bool, typer.Option("--allow-urls", help="Fetch pictures from public web addresses.")] = False,
     log: Annotated[bool, typer.Option("--log", help="Write a line for each request.")] = False,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     threads: options.Threads = None,
+    **given: Any,
 ) -> None:
     """Caption pictures over HTTP, with a page to try it at /.
+
+    Caption options are the defaults of requests that do not give them.
 
     Example: meshcap serve --model my-captioner --port 8000
     """
@@ -45,18 +50,18 @@ def serve(
         if error.name and error.name.startswith("meshcap"):
             raise
         raise MeshcapError(f"serving needs {error.name}, which is missing: pip install 'meshcap[serve]'") from error
-    from meshcap.captioner import Captioner
     from meshcap.serving.fetch import Fetcher
     from meshcap.serving.limits import MIB, Limits
     from meshcap.serving.service import Service
 
+    CaptionOptions.parse(given)  # before a model is loaded
     limits = Limits(
         bytes=int(max_mb * MIB),
         pixels=int(max_megapixels * 1e6),
         pictures=min(max_pictures, queue),
         seconds=max_seconds,
         queue=queue,
-        batch=batch,
+        batch=batch_size,
         wait=wait_ms / 1000,
     )
     keys = read_keys(api_keys)
@@ -64,10 +69,9 @@ def serve(
         if origin != "*" and (not origin.startswith(("http://", "https://")) or origin.count("/") != 2):
             raise MeshcapError(f"--cors is {origin!r}, expected an origin such as https://example.org")
     at = listen(host, port)  # before the model is read: a taken port is told at once
-    where, precision = options.apply(device, dtype, threads, None)
-    captioner = Captioner.from_pretrained(model, device=where, dtype=precision).optimize()
+    captioner = options.load_captioner(model, device, dtype, threads)
     name = Path(model).name or model
-    service = Service(captioner, name, limits, Fetcher(limits.bytes) if allow_urls else None)
+    service = Service(captioner, name, limits, Fetcher(limits.bytes) if allow_urls else None, given)
     if not is_loopback(host) and not keys:
         typer.echo(f"warning: {host} is open to others and no API keys are set", err=True)
     shown, number = at.getsockname()[:2]

@@ -5,9 +5,8 @@ All numbers come from one teacher-forced pass over the caption: what the model w
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,12 +14,13 @@ from PIL import Image
 from torch import Tensor
 
 from meshcap.captioner import Captioner
-from meshcap.decoding import Beam, Strategy
 from meshcap.errors import MeshcapError
 from meshcap.explain.attribution import STEPS, Attribution, Baseline, attribute, parameter_count, rank_correlation
+from meshcap.options import CaptionOptions
 from meshcap.regions import Regions
 from meshcap.vision.pictures import Source, read_picture
 
+LISTED = 5  # captions of the model, where nobody says otherwise
 END = "(end)"  # as the end of a caption is shown
 SHOWN = 1024  # a picture is kept no smaller than this, where it is larger
 APART = {"words", "gates", "memory", "patterns", "log_prob"}  # fields of their own, or of no use to a reader
@@ -97,8 +97,7 @@ def explain(
     picture: Source | Regions,
     *,
     caption: str | None = None,
-    strategy: Strategy | None = None,
-    n_best: int = 5,
+    options: CaptionOptions | None = None,
     runners_up: int = 5,
     attribution: bool = True,
     baseline: Baseline = "zero",
@@ -109,19 +108,20 @@ def explain(
     Args:
         picture: what `Captioner.caption` takes, or the Regions of one picture.
         caption: a sentence to explain instead of the model's.
-        strategy: how the model searches for its caption; 5 beams unless said otherwise.
-        n_best: how many of its captions to list, as far as the search keeps them.
+        options: how the model searches for its captions; the 5 best of 5 beams by default.
         runners_up: how many of the likeliest words to list at each place.
         attribution: also integrated gradients, with `baseline` and `steps` of `attribute`.
 
     Raises:
         MeshcapError: a picture that cannot be read, a sentence with words that the model does not know.
     """
-    if n_best < 1 or runners_up < 1:
-        raise MeshcapError(f"n_best is {n_best} and runners_up {runners_up}, expected at least 1 of each")
+    if runners_up < 1:
+        raise MeshcapError(f"runners_up is {runners_up}, expected 1 or more")
     regions, shown, window = _seen(captioner, picture)
-    strategy = strategy or Beam()
-    (found,) = captioner.describe(regions, strategy=strategy, n=min(n_best, strategy.width))
+    options = options or CaptionOptions()
+    if options.n == 1:
+        options = replace(options, n=min(LISTED, options.search().width))
+    (found,) = captioner.describe(regions, options)
     ids = _ids_of(captioner, caption) if caption is not None else captioner.vocabulary.encode(found.words)
     if caption is not None or found.finished:
         ids.append(captioner.model.config.eos)
@@ -167,7 +167,7 @@ def _seen(
             picture = Regions(picture.features[:, real], boxes)
         return picture, None, None
     if hasattr(picture, "read"):
-        picture = io.BytesIO(picture.read())  # is read twice
+        picture = picture.read()  # is read twice
     regions = captioner.see([captioner.read(picture)])
     assert captioner.vision is not None
     shown = read_picture(picture, at_least=SHOWN)

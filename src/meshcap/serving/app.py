@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager, contextmanager
 from importlib.resources import files
 from typing import Any
 
-import torch
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
@@ -30,12 +29,12 @@ from meshcap.serving.schemas import (
     CaptionRequest,
     CaptionResponse,
     ErrorResponse,
+    OptionsModel,
     error_dict,
     read_request,
     result_dict,
 )
 from meshcap.serving.service import Service
-from meshcap.serving.wishes import Wishes
 
 HEADERS = {
     "Content-Security-Policy": (
@@ -131,8 +130,8 @@ def create_app(service: Service, *, keys: Sequence[str] = (), origins: Sequence[
     async def caption(request: Request) -> Any:
         start = time.monotonic()
         with Reservation(service.capacity, until=start + service.limits.seconds) as reservation:
-            given, wishes = await read_request(request, service.limits, reservation)
-            found = await service.caption(given, wishes, reservation)
+            given, options = await read_request(request, service.limits, reservation)
+            found = await service.caption(given, service.options(options), reservation)
         results = [result_dict(one) for one in found]
         seconds = time.monotonic() - start
         service.metrics.seconds.observe(seconds)
@@ -189,18 +188,16 @@ class Middleware:
 def server_info(service: Service) -> dict[str, Any]:
     """Versions, model and limits."""
     captioner, limits = service.captioner, service.limits
-    assert captioner.vision is not None
     return {
         "meshcap": meshcap.__version__,
-        "torch": torch.__version__,
         "model": service.name,
-        "architecture": captioner.model.name,
-        "vision": captioner.vision.name,
+        "architecture": captioner.model.name if captioner.backend.name == "torch" else captioner.backend.name,
         "words": len(captioner.vocabulary),
-        "device": str(captioner.model.device),
+        "device": str(captioner.device),
+        "dtype": str(captioner.dtype).removeprefix("torch."),
         "limits": {
             "bytes": limits.bytes, "pixels": limits.pixels, "pictures": limits.pictures, "seconds": limits.seconds,
-            "max_length": captioner.model.config.max_length,
+            "max_words": captioner.backend.settings.max_length - 1,
         },
         "urls": service.fetcher is not None,
     }  # fmt: skip
@@ -234,11 +231,11 @@ def _page(name: str, kind: str) -> Callable[[], Awaitable[Response]]:
 
 def _request_schema() -> dict[str, Any]:
     """The request's OpenAPI schema, which FastAPI cannot derive: the three kinds of bodies are read by hand."""
-    wishes = Wishes.model_json_schema()["properties"]
-    form = {"picture": {"type": "array", "items": {"type": "string", "format": "binary"}}, **wishes}
+    options = OptionsModel.model_json_schema()["properties"]
+    form = {"picture": {"type": "array", "items": {"type": "string", "format": "binary"}}, **options}
     query = [
         {"name": name, "in": "query", "required": False, "description": about.get("description", ""), "schema": about}
-        for name, about in wishes.items()
+        for name, about in options.items()
     ]
     request = CaptionRequest.model_json_schema(ref_template="#/components/schemas/{model}")
     pictures = request.pop("$defs")["PictureIn"]

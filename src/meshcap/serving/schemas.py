@@ -11,25 +11,28 @@ import binascii
 import json
 import math
 from collections.abc import AsyncGenerator, Iterable
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 from fastapi import Request
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
-from torch import Tensor
 
 from meshcap.caption import Caption
 from meshcap.errors import FailedError, MeshcapError
 from meshcap.explain.heatmap import as_grid
+from meshcap.options import HELP, NAMES, REAL, STRATEGIES, WHOLE, CaptionOptions
 from meshcap.serving.limits import Limits, RefusalError, Reservation
 from meshcap.serving.service import CaptionedPicture, Given, Link
-from meshcap.serving.wishes import Wishes, one_sentence, parsed
 
 DIGITS = 4
-LISTS = ("mention", "avoid")  # options that may be given more than once in a form or a query
+LISTS = ("must", "must_not")  # options that may be given more than once in a form or a query
 FIELDS = 64
 DRAIN_SECONDS = 2.0  # a body that is too large is read and dropped for so long, so that its sender sees the answer
+
+
+Read = tuple[list[Given], dict[str, Any]]
 
 
 class Word(BaseModel):
@@ -45,7 +48,9 @@ class CaptionOut(BaseModel):
     score: float = Field(description="What the search ranked it by.")
     words: list[Word]
     finished: bool = Field(description="False: cut off at the greatest length.")
-    missing: int = Field(description="Required words that could not be mentioned.")
+    missing: int = Field(description="Required words that could not be fitted in.")
+    withheld: bool = Field(description="True: below min_confidence, so without its words.")
+    warning: str | None = Field(None, description="Such as required words that do not suit the picture.")
 
 
 class RegionsOut(BaseModel):
@@ -69,7 +74,9 @@ class PictureOut(BaseModel):
     words: list[Word] | None = None
     finished: bool | None = None
     missing: int | None = None
-    alternatives: list[CaptionOut] | None = Field(None, description="The next best, where n_best is above 1.")
+    withheld: bool | None = None
+    warning: str | None = None
+    alternatives: list[CaptionOut] | None = Field(None, description="The next best, where n is above 1.")
     regions: RegionsOut | None = Field(None, description="Where attention was asked for.")
     error: ErrorOut | None = None
 
@@ -94,7 +101,7 @@ def result_dict(found: CaptionedPicture | MeshcapError) -> dict[str, Any]:
         answer["alternatives"] = [_caption_dict(one) for one in caption.alternatives]
     if caption.attention is not None and found.boxes is not None:
         boxes = found.boxes
-        cells = as_grid(boxes[:, 0].numpy(), boxes.numpy())
+        cells = as_grid(boxes[:, 0], boxes)
         answer["regions"] = {
             "boxes": [_rounded(box) for box in boxes],
             "window": [round(part, DIGITS) for part in found.window],
@@ -117,7 +124,7 @@ def _caption_dict(caption: Caption) -> dict[str, Any]:
     if caption.attention is not None:
         for word, weights in zip(words, caption.attention, strict=True):
             word["attention"] = _rounded(weights)
-    return {
+    answer = {
         "caption": caption.text,
         "confidence": round(caption.confidence, DIGITS),
         "probability": round(caption.probability, DIGITS),
@@ -125,15 +132,17 @@ def _caption_dict(caption: Caption) -> dict[str, Any]:
         "words": words,
         "finished": caption.finished,
         "missing": caption.missing,
+        "withheld": caption.withheld,
     }
+    return answer | ({"warning": caption.warning} if caption.warning else {})
 
 
-def _is_row_major(boxes: Tensor) -> bool:
+def _is_row_major(boxes: np.ndarray) -> bool:
     order = [(round(y, 3), round(x, 3)) for x, y, *_ in boxes.tolist()]
     return order == sorted(order)
 
 
-def _rounded(numbers: Tensor) -> list[float]:
+def _rounded(numbers: Any) -> list[float]:
     return [round(number, DIGITS) for number in numbers.tolist()]
 
 
@@ -158,14 +167,36 @@ class PictureIn(BaseModel):
             return RefusalError(422, "the picture is no base64: expected letters, digits, +, / and =")
 
 
-class CaptionRequest(Wishes):
+def _options_model() -> type[BaseModel]:
+    """`CaptionOptions` for OpenAPI: the same fields, with their ranges. `CaptionOptions.parse` reads them."""
+    described: dict[str, Any] = {}
+    for name in NAMES:
+        default = getattr(CaptionOptions, name)
+        least, most = {**WHOLE, **REAL}.get(name, (None, None))
+        kind: Any = int if name in WHOLE else float if name in REAL else bool
+        if name in LISTS:
+            kind, default = list[str], []
+        elif name == "strategy":
+            kind = Literal[STRATEGIES]
+        described[name] = (
+            kind if default is not None else kind | None,
+            Field(default, description=HELP[name], ge=least, le=most),
+        )
+    return create_model("CaptionOptions", **described)
+
+
+OptionsModel: Any = _options_model()
+
+
+class CaptionRequest(OptionsModel):
     """A JSON request: pictures, and any of the options."""
 
     pictures: list[PictureIn] = Field(min_length=1, description="In the order of the answers.")
 
 
-async def read_request(request: Request, limits: Limits, reservation: Reservation) -> tuple[list[Given], Wishes]:
-    """
+async def read_request(request: Request, limits: Limits, reservation: Reservation) -> Read:
+    """The pictures of a request and its options as they were written, for `CaptionOptions.parse`.
+
     Raises:
         RefusalError: 400 or 422 for what cannot be understood, 408 for what does not arrive, 413 for too much of it,
             415 for another content type.
@@ -180,8 +211,8 @@ async def read_request(request: Request, limits: Limits, reservation: Reservatio
                 content = b"".join([chunk async for chunk in body])
                 return await asyncio.to_thread(_json, content, options_of(request.query_params.multi_items()), limits)
             if kind.startswith("image/") or kind == "application/octet-stream":
-                wishes = parsed(options_of(request.query_params.multi_items()))
-                return [b"".join([chunk async for chunk in body])], wishes
+                options = options_of(request.query_params.multi_items())
+                return [b"".join([chunk async for chunk in body])], options
     except TimeoutError:
         raise RefusalError(408, f"the request did not arrive within {limits.seconds:g} s: send it faster") from None
     raise RefusalError(
@@ -219,7 +250,7 @@ async def _body(request: Request, limits: Limits, reservation: Reservation) -> A
     raise RefusalError(413, f"the request has more than {limits.bytes:,} bytes: send smaller or fewer pictures")
 
 
-async def _form(request: Request, body: AsyncGenerator[bytes, None], limits: Limits) -> tuple[list[Given], Wishes]:
+async def _form(request: Request, body: AsyncGenerator[bytes, None], limits: Limits) -> Read:
     parser = MultiPartParser(request.headers, body, max_files=limits.pictures, max_fields=FIELDS, max_part_size=65536)
     parser.spool_max_size = limits.bytes  # nothing of anybody's pictures is written to a disk
     try:
@@ -240,10 +271,10 @@ async def _form(request: Request, body: AsyncGenerator[bytes, None], limits: Lim
             options.append((name, value))
     if not pictures:
         raise RefusalError(422, "the form has no picture: expected one or more files named 'picture'")
-    return pictures, parsed(options_of(options))
+    return pictures, options_of(options)
 
 
-def _json(content: bytes, query: dict[str, Any], limits: Limits) -> tuple[list[Given], Wishes]:
+def _json(content: bytes, query: dict[str, Any], limits: Limits) -> Read:
     try:
         body = json.loads(content)
     except (ValueError, RecursionError):
@@ -252,12 +283,19 @@ def _json(content: bytes, query: dict[str, Any], limits: Limits) -> tuple[list[G
         raise RefusalError(422, 'the request is no object: expected {"pictures": [{"base64": …}]}')
     if isinstance(pictures := body.get("pictures"), list) and len(pictures) > limits.pictures:
         raise _too_many(limits)
+    if not isinstance(pictures, list) or not pictures:
+        raise RefusalError(422, 'pictures is missing or empty: expected {"pictures": [{"base64": …}]}')
+    return [_given(one) for one in pictures], query | {name: body[name] for name in body if name != "pictures"}
+
+
+def _given(picture: Any) -> Given:
     try:
-        request = CaptionRequest(**(query | body))
+        return PictureIn.model_validate(picture).given()
     except ValidationError as error:
-        raise RefusalError(422, one_sentence(error)) from None
-    wishes = Wishes(**{name: getattr(request, name) for name in Wishes.model_fields})
-    return [one.given() for one in request.pictures], wishes
+        first = error.errors(include_url=False, include_context=False)[0]
+        name = ".".join(map(str, first["loc"]))[:80] or "a picture"
+        expected = "expected base64 or url" if first["type"] == "extra_forbidden" else first["msg"]
+        raise RefusalError(422, f"{name} in pictures is wrong: {expected}") from None
 
 
 def options_of(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
@@ -265,7 +303,7 @@ def options_of(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for name, value in pairs:
         if name in LISTS:
-            options.setdefault(name, []).extend(word for word in value.split(",") if word.strip())
+            options.setdefault(name, []).extend(entry for entry in value.split(",") if entry.strip())
         elif value != "":
             options[name] = value
     return options

@@ -13,24 +13,25 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from PIL import Image
 
 from meshcap.caption import Caption
 from meshcap.captioner import Captioner
 from meshcap.errors import FailedError, MeshcapError
-from meshcap.regions import Regions
+from meshcap.options import CaptionOptions
 from meshcap.serving.fetch import Fetcher
 from meshcap.serving.limits import Capacity, Limits, RefusalError, Reservation
 from meshcap.serving.metrics import Metrics
-from meshcap.serving.wishes import Wishes, check
 from meshcap.vision.pictures import read_picture
 
 TOGETHER = 640  # hypotheses that are decoded at once: 128 pictures with 5 beams, fewer where many words are required
+MAX_MUST, MAX_MUST_NOT, MAX_ENTRY = 8, 100, 800  # entries of a request, and letters of one
 SMOOTHING = 0.1  # weight of the latest batch in the mean time of a picture
 Window = tuple[float, float, float, float]  # left, top, right, bottom
 WHOLE: Window = (0.0, 0.0, 1.0, 1.0)
@@ -52,7 +53,7 @@ class CaptionedPicture:
     """A caption, and where the regions of its attention lie."""
 
     caption: Caption
-    boxes: Tensor | None  # (N, 4) from 0 to 1 within the window; None: attention was not asked for
+    boxes: np.ndarray | None  # (N, 4) from 0 to 1 within the window; None: attention was not asked for
     window: Window  # the part of the picture that the model saw, as a share of its size
 
 
@@ -60,8 +61,8 @@ class CaptionedPicture:
 class PendingPicture:
     """A picture that waits for its caption."""
 
-    pixels: Tensor  # (3, size, size) uint8
-    wishes: Wishes
+    pixels: np.ndarray  # (3, size, size) uint8
+    options: CaptionOptions
     width: int = 5  # hypotheses that its search keeps
     window: Window = WHOLE
     result: Future[CaptionedPicture] = field(default_factory=Future)
@@ -69,8 +70,8 @@ class PendingPicture:
     @property
     def kind(self) -> Hashable:
         """Pictures of one kind are decoded together. Samples from a seed depend on the batch, so these go alone."""
-        alone = self.wishes.strategy == "sample" and self.wishes.seed is not None
-        return id(self) if alone else self.wishes
+        alone = self.options.strategy == "sample" and self.options.seed is not None
+        return id(self) if alone else self.options
 
 
 class Batcher:
@@ -145,7 +146,7 @@ class Batcher:
         if not jobs:
             return 0
         try:
-            regions = self._look(jobs)
+            seen: Any = self.captioner.see([job.pixels for job in jobs])
         except Exception as error:
             self._one_by_one(jobs, error)
             return len(jobs)
@@ -156,17 +157,15 @@ class Batcher:
             together = max(1, TOGETHER // jobs[group[0]].width)
             for start in range(0, len(group), together):
                 part = group[start : start + together]
-                self._describe([jobs[at] for at in part], regions[torch.tensor(part, device=regions.features.device)])
+                self._describe([jobs[at] for at in part], seen[part] if len(part) < len(jobs) else seen)
         return len(jobs)
 
-    def _look(self, jobs: Sequence[PendingPicture]) -> Regions:
-        return self.captioner.see([job.pixels.numpy() for job in jobs])
-
-    def _describe(self, jobs: Sequence[PendingPicture], regions: Regions) -> None:
-        wishes = jobs[0].wishes
+    def _describe(self, jobs: Sequence[PendingPicture], seen: Any) -> None:
+        options = jobs[0].options
         try:
-            captions = self.captioner.describe(regions, wishes.options())
-            boxes = None if regions.boxes is None or not wishes.attention else regions.boxes.float().cpu()
+            captions = self.captioner.say(self.captioner.search(seen, options), options)
+            boxes = getattr(seen, "boxes", None) if options.attention else None
+            boxes = None if boxes is None else np.asarray(boxes.float().cpu())
         except Exception as error:
             self._one_by_one(jobs, error)
             return
@@ -183,8 +182,8 @@ class Batcher:
             return
         for job in jobs:
             try:
-                self._describe([job], self._look([job]))
-            except Exception as own:  # of `_look`; `_describe` sets its own
+                self._describe([job], self.captioner.see([job.pixels]))
+            except Exception as own:  # of `see`; `_describe` sets its own
                 self._one_by_one([job], own)
 
 
@@ -195,11 +194,24 @@ class Service:
         MeshcapError: a captioner without a vision of its own.
     """
 
-    def __init__(self, captioner: Captioner, name: str, limits: Limits, fetcher: Fetcher | None = None):
-        if captioner.vision is None:
-            raise MeshcapError(f"{name} reads region features and cannot look at pictures: expected one with a vision")
+    def __init__(
+        self,
+        captioner: Captioner,
+        name: str,
+        limits: Limits,
+        fetcher: Fetcher | None = None,
+        defaults: Mapping[str, Any] | None = None,
+    ):
+        """
+        Args:
+            fetcher: fetches pictures by URL; None: URLs are refused.
+            defaults: fields of `CaptionOptions` for requests that do not give them.
+        """
+        if not captioner.reads_pictures:
+            raise MeshcapError(f"{name} reads region features and cannot see pictures: expected one with a vision")
         self.captioner, self.name, self.limits, self.fetcher = captioner, name, limits, fetcher
-        self.preprocess = captioner.vision.preprocess
+        self.defaults = {name: value for name, value in (defaults or {}).items() if value is not None}
+        self.check(self.options({}))
         self.capacity = Capacity(limits)
         self.metrics = Metrics(lambda: self.capacity.pictures)
         self.batcher = Batcher(captioner, batch=limits.batch, wait=limits.wait, report=self._count_batch)
@@ -210,8 +222,8 @@ class Service:
     def start(self) -> None:
         """Ready once a first picture has gone all the way: libraries set themselves up on first use."""
         self.batcher.start()
-        size = self.preprocess.size
-        job = PendingPicture(torch.full((3, size, size), 128, dtype=torch.uint8), Wishes())
+        grey = Image.new("RGB", (64, 64), "grey")
+        job = PendingPicture(self.captioner.read(grey), self.options({}))
         self.batcher.put([job])
         job.result.result()
 
@@ -224,24 +236,51 @@ class Service:
     def ready(self) -> bool:
         return self.batcher.alive and self.capacity.pictures < self.limits.queue
 
+    def options(self, given: Mapping[str, Any]) -> CaptionOptions:
+        """The options of a request over the server's defaults.
+
+        Raises:
+            MeshcapError: an option without sense.
+        """
+        return CaptionOptions.parse({**self.defaults, **given})
+
+    def check(self, options: CaptionOptions) -> int:
+        """How many hypotheses a picture needs; what the captioner would refuse is refused before anything waits.
+
+        Raises:
+            MeshcapError: unknown words, options that contradict each other or need too many hypotheses.
+        """
+        for name, entries, most in (("must", options.must, MAX_MUST), ("must_not", options.must_not, MAX_MUST_NOT)):
+            if len(entries) > most or any(len(entry) > MAX_ENTRY for entry in entries):
+                raise RefusalError(422, f"{name} has {len(entries)} entries, expected at most {most} short ones")
+        if options.search().width > self.limits.hypotheses:
+            raise RefusalError(422, f"this search keeps {options.search().width} hypotheses, {self._expected()}")
+        width = self.captioner.plan(options).strategy.width
+        if width > self.limits.hypotheses:
+            raise RefusalError(422, f"so many required words need {width} hypotheses, {self._expected()}")
+        return width
+
+    def _expected(self) -> str:
+        return f"expected at most {self.limits.hypotheses}: ask for fewer words, captions or beams"
+
     async def caption(
-        self, given: Sequence[Given], wishes: Wishes, reservation: Reservation
+        self, given: Sequence[Given], options: CaptionOptions, reservation: Reservation
     ) -> list[CaptionedPicture | MeshcapError]:
         """For each picture its caption, or what went wrong.
 
         Raises:
-            RefusalError: 503 without room or at the end, 504 after too long, 422 for wishes that cannot be met.
+            RefusalError: 503 without room or at the end, 504 after too long, 422 for options that cannot be met.
         """
         reservation.reserve_pictures(len(given))
         try:
             async with asyncio.timeout(reservation.left):
-                width = check(wishes, self.captioner, self.limits.hypotheses)
+                width = self.check(options)
                 prepared = await asyncio.gather(
                     *(self._prepared(one, reservation) for one in given), return_exceptions=True
                 )
                 reservation.release_bytes()
                 jobs = {
-                    at: PendingPicture(one[0], wishes, width, one[1])
+                    at: PendingPicture(one[0], options, width, one[1])
                     for at, one in enumerate(prepared)
                     if not isinstance(one, BaseException)
                 }
@@ -254,7 +293,7 @@ class Service:
         return [self._result(one, found.get(at)) for at, one in enumerate(prepared)]
 
     def _result(
-        self, prepared: tuple[Tensor, Window] | BaseException, found: CaptionedPicture | BaseException | None
+        self, prepared: tuple[np.ndarray, Window] | BaseException, found: CaptionedPicture | BaseException | None
     ) -> CaptionedPicture | MeshcapError:
         if isinstance(found, CaptionedPicture):
             self.metrics.pictures.add("captioned")
@@ -266,7 +305,7 @@ class Service:
         self.metrics.pictures.add("failed" if isinstance(error, FailedError) else "refused")
         return error
 
-    async def _prepared(self, given: Given, reservation: Reservation) -> tuple[Tensor, Window]:
+    async def _prepared(self, given: Given, reservation: Reservation) -> tuple[np.ndarray, Window]:
         loop = asyncio.get_running_loop()
         if isinstance(given, RefusalError):
             raise given
@@ -277,17 +316,19 @@ class Service:
             reservation.reserve_bytes(len(given))  # in memory like what was sent
         return await loop.run_in_executor(self.pool, self._prepare, given)
 
-    def _prepare(self, given: bytes) -> tuple[Tensor, Window]:
-        """Pixels as the vision reads them: small, whatever was sent."""
+    def _prepare(self, given: bytes) -> tuple[np.ndarray, Window]:
+        """Pixels as the model reads them, and the part of the picture that they show."""
+        preprocess = self.captioner.backend.preprocess
+        assert preprocess is not None
         try:
-            picture = read_picture(given, at_least=self.preprocess.size, most_pixels=self.limits.pixels)
+            picture = read_picture(given, at_least=preprocess.size, most_pixels=self.limits.pixels)
         except MemoryError:
             raise RefusalError(413, "the picture does not fit into memory: make it smaller first") from None
         except MeshcapError as error:
             raise RefusalError(413 if "pixels, more than" in str(error) else 422, str(error)) from error
         width, height = picture.size
-        left, top, right, bottom = self.preprocess.window(width, height)
-        return self.preprocess.pixels(picture), (left / width, top / height, right / width, bottom / height)
+        left, top, right, bottom = preprocess.window(width, height)
+        return self.captioner.read(picture), (left / width, top / height, right / width, bottom / height)
 
     def _count_batch(self, pictures: int, seconds: float) -> None:
         self.metrics.batches.observe(pictures)

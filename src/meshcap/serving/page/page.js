@@ -11,7 +11,7 @@ const AT_ONCE = 4; // requests under way: the server joins them into one batch
 const LATER = 350; // milliseconds after the last change of an option
 
 const still = matchMedia("(prefers-reduced-motion: reduce)");
-const form = $("wishes");
+const form = $("form");
 const cards = [];
 let limits = { bytes: Infinity, pictures: 1 };
 let round = 0; // which state of the options captions belong to
@@ -26,12 +26,12 @@ const plural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
 
 // ---- options
 
-function wishes() {
+function captionOptions() {
   const asked = new FormData(form);
   const chance = asked.get("strategy") === "sample";
-  const options = { strategy: asked.get("strategy"), n_best: asked.get("n_best"), avoid: asked.get("avoid"), attention: "true" };
+  const options = { strategy: asked.get("strategy"), n: asked.get("n"), must_not: asked.get("must_not"), attention: "true" };
   if (chance) options.temperature = asked.get("temperature");
-  else Object.assign(options, { beams: asked.get("beams"), mention: asked.get("mention") });
+  else Object.assign(options, { beams: Math.max(asked.get("beams"), asked.get("n")), must: asked.get("must") });
   return options;
 }
 
@@ -44,8 +44,8 @@ function showOptions() {
 function problem(message) {
   $("problem").textContent = message;
   $("problem").hidden = !message;
-  const words = message.includes("to avoid") ? ["avoid"] : message.includes("to mention") ? ["mention"] : [];
-  for (const name of ["mention", "avoid"]) $(name).setAttribute("aria-invalid", String(words.includes(name)));
+  const wrong = /to avoid|\bmust_not\b/i.test(message) ? "must_not" : /to mention|\bmust\b/i.test(message) ? "must" : "";
+  for (const name of ["must", "must_not"]) $(name).setAttribute("aria-invalid", String(name === wrong));
 }
 
 let timer = 0;
@@ -71,7 +71,7 @@ class Refused extends Error {
 
 async function ask(file) {
   const body = new FormData();
-  for (const [name, value] of Object.entries(wishes())) if (value) body.append(name, value);
+  for (const [name, value] of Object.entries(captionOptions())) if (value) body.append(name, value);
   body.append("picture", file, file.name || "picture");
   const headers = $("key").value ? { Authorization: `Bearer ${$("key").value}` } : {};
   let answer;
@@ -129,7 +129,7 @@ async function one(card) {
       $("key-field").hidden = false;
       $("options").open = true;
     }
-    const ofWords = error.status === 422 && /(to mention|to avoid|required words)/i.test(error.message);
+    const ofWords = error.status === 422 && /(to mention|to avoid|required words|\bmust(_not)?\b)/i.test(error.message);
     if (error.status === 401 || ofWords) problem(error.message);
     card.fail(ofWords ? "" : error.message);
     say(`${card.name}: ${error.message}`, true);
@@ -224,6 +224,8 @@ class Card {
       return button;
     }));
     this.image.alt = caption.caption;
+    this.part(".warning").textContent = caption.warning || "";
+    this.part(".warning").hidden = !caption.warning;
     this.part(".sure").style.setProperty("--p", caption.confidence);
     const missing = caption.missing ? `; ${plural(caption.missing, "required word")} found no place` : "";
     this.part(".percent").textContent = `${percent(caption.confidence)} confident${missing}`;
