@@ -11,8 +11,8 @@ from torch import Tensor
 
 from meshcap.errors import FailedError, MeshcapError
 from meshcap.memory import Memory, TuringConfig, TuringMachine
-from meshcap.memory.tasks import TASKS, Lessons, examine, learn
 from meshcap.memory.turing import Address, content, find, interpolate, read, sharpen, shift, write
+from recipes.turing_machine import TASKS, Lessons, examine, learn
 
 B, H, M, W = 2, 3, 7, 4
 

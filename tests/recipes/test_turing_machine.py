@@ -32,7 +32,7 @@ def test_it_writes_weights_that_can_be_loaded_and_a_picture(
     from safetensors.torch import load_file
 
     from meshcap.memory import TuringConfig, TuringMachine
-    from meshcap.memory.tasks import TASKS, examine
+    from recipes.turing_machine import TASKS, examine
 
     code, out, err = call(capsys, task, *TINY, "--controller", controller, "--out", tmp_path / "a" / "b", "--json")
     assert (code, err) == (0, "")

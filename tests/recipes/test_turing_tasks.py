@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from meshcap.errors import MeshcapError
-from meshcap.memory.tasks import TASKS, Batch, loss, repeat_copy, wrong_bits
+from recipes.turing_machine import TASKS, Batch, loss, repeat_copy, wrong_bits
 
 
 def generator(seed: int = 0) -> torch.Generator:
