@@ -109,11 +109,11 @@ class EncoderLayer(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None, trace: Trace | None = None) -> Tensor:
         if trace is None:
-            found = self.attention(x, mask=mask)
+            attended = self.attention(x, mask=mask)
         else:
-            found, weights = self.attention.with_weights(x, mask=mask)
+            attended, weights = self.attention.with_weights(x, mask=mask)
             trace["encoder"].append(weights)  # (B, H, N, N + slots)
-        return self.feed_forward(self.norm(x + self.dropout(found)))
+        return self.feed_forward(self.norm(x + self.dropout(attended)))
 
 
 class Encoder(nn.Module):
@@ -165,9 +165,9 @@ class Gates(nn.Module):
 
 
 class MeshedAttention(nn.Module):
-    """M(X̃, Y) = Σ α_i ⊙ C(X̃_i, Y): one cross-attention for all levels, weighed by gates.
+    """M(X̃, Y) = Σ α_i ⊙ C(X̃_i, Y): one cross-attention for all levels, weighted by gates.
 
-    With a single level there is nothing to weigh, and this is the plain cross-attention of a Transformer.
+    With a single level there is nothing to weight, and this is the plain cross-attention of a Transformer.
     """
 
     def __init__(self, config: M2Config):
@@ -185,11 +185,11 @@ class MeshedAttention(nn.Module):
     ) -> Tensor:
         """y (B, Q, D); keys and values (L·B, H, N, d) of the levels; mask (L·B, 1, 1, N)."""
         if trace is None:
-            found = self.cross(y, keys, values, mask=mask)  # (L, B, Q, D)
+            attended = self.cross(y, keys, values, mask=mask)  # (L, B, Q, D)
         else:
-            found, weights = self.cross.with_weights(y, keys, values, mask=mask)
+            attended, weights = self.cross.with_weights(y, keys, values, mask=mask)
             trace["regions"].append(weights.mean(2))  # (L, B, Q, N)
-        context = self.norm(y + self.dropout(found))
+        context = self.norm(y + self.dropout(attended))
         if self.gates is None:
             if trace is not None:
                 trace["gates"].append(torch.ones_like(context[..., 0]))
@@ -211,10 +211,12 @@ class DecoderLayer(nn.Module):
         self.mesh = MeshedAttention(config)
         self.feed_forward = FeedForward(config)
 
-    def remember(self, y: Tensor, words: Tensor) -> Tensor:
+    def add_words(self, y: Tensor, words: Tensor) -> Tensor:
         return self.norm(y + self.dropout(words))
 
-    def look(self, y: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, trace: Trace | None = None) -> Tensor:
+    def attend_regions(
+        self, y: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, trace: Trace | None = None
+    ) -> Tensor:
         return self.feed_forward(self.mesh(y, keys, values, mask, trace))
 
 
@@ -268,8 +270,8 @@ class Decoder(nn.Module):
         for index in range(len(self.layers)):
             layer = self.layer(index)
             words = y.view(pictures * captions, length, -1)
-            y = layer.remember(y, layer.attention(words, causal=True).view_as(y))
-            y = layer.look(y, *self.sources(levels, index), mask, trace)
+            y = layer.add_words(y, layer.attention(words, causal=True).view_as(y))
+            y = layer.attend_regions(y, *self.sources(levels, index), mask, trace)
         return self.output(y, self.output.aligned() if y.is_cuda else None).unflatten(1, (captions, length))
 
     def step(self, ids: Tensor, state: State) -> Tensor:
@@ -279,8 +281,8 @@ class Decoder(nn.Module):
         mask = state.get("regions_visible")
         for index in range(len(self.layers)):
             layer = self.layer(index)
-            y = layer.remember(y, layer.attention.cached(y, cache, index))
-            y = layer.look(y, state[f"region_keys.{index}"], state[f"region_values.{index}"], mask)
+            y = layer.add_words(y, layer.attention.cached(y, cache, index))
+            y = layer.attend_regions(y, state[f"region_keys.{index}"], state[f"region_values.{index}"], mask)
         state["step"] += 1
         return self.output(y, (state["output_weight"], state["output_bias"]) if y.is_cuda else None)
 
@@ -361,27 +363,27 @@ class M2(CaptionModel):
         log_probs = self.decoder(levels, encoded.get("visible"), captions, trace).view(*ids.shape, -1)
         if trace is None:
             return log_probs
-        return log_probs, seen(trace, regions=levels.shape[2], shape=ids.shape[1:])
+        return log_probs, summarise(trace, regions=levels.shape[2], shape=ids.shape[1:])
 
 
-def seen(trace: Trace, *, regions: int, shape: torch.Size) -> dict[str, Tensor]:
-    """What the attention weights of one pass say, in a few tensors (`shape` is (T,) or (S, T)).
+def summarise(trace: Trace, *, regions: int, shape: torch.Size) -> dict[str, Tensor]:
+    """The attention weights of one pass in a few tensors (`shape` is (T,) or (S, T)).
 
-    - words (B, *shape, N): how much each word looked at each region, levels weighed by their gates, layers averaged;
+    - words (B, *shape, N): attention of each word to each region, levels weighted by their gates, layers averaged;
     - gates (layers, L, B, *shape): how open each level's gate was;
     - memory (layers, B, N): the share of each region's attention that the slots took, in each encoder layer;
-    - patterns (layers, B, N, P): what each region was reminded of, where an encoder has a store of patterns.
+    - patterns (layers, B, N, P): attention of each region to stored patterns, where an encoder has some.
     """
-    looks = torch.stack(trace["regions"])  # (layers, L, B, Q, N)
+    weights = torch.stack(trace["regions"])  # (layers, L, B, Q, N)
     gates = torch.stack(trace["gates"])  # (layers, L, B, Q)
     shares = gates / gates.sum(1, keepdim=True).clamp_min(1e-9)
-    words = (looks * shares[..., None]).sum(1).mean(0)
-    found = {"words": words.unflatten(1, shape), "gates": gates.unflatten(-1, shape)}
+    words = (weights * shares[..., None]).sum(1).mean(0)
+    summary = {"words": words.unflatten(1, shape), "gates": gates.unflatten(-1, shape)}
     if trace.get("encoder"):
-        found["memory"] = torch.stack([weights[..., regions:].sum(-1).mean(1) for weights in trace["encoder"]])
+        summary["memory"] = torch.stack([weights[..., regions:].sum(-1).mean(1) for weights in trace["encoder"]])
     if trace.get("patterns"):
-        found["patterns"] = torch.stack(trace["patterns"])
-    return found
+        summary["patterns"] = torch.stack(trace["patterns"])
+    return summary
 
 
 def sinusoids(rows: int, width: int) -> Tensor:
