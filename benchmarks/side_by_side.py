@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
-from meshcap.data.workers import leave_with_parent
+from meshcap.data.workers import exit_with_parent
 from meshcap.errors import MeshcapError
 
 Job = tuple[str, int]  # a case's name and a seed
@@ -141,7 +141,7 @@ class _Worker:
 
 def _serve(prepare: Callable[[], Work], pipe: Connection) -> None:
     """A worker's life: get ready, then jobs until there are none."""
-    leave_with_parent()
+    exit_with_parent()
     try:
         work = prepare()
     except Exception as error:

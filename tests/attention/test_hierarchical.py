@@ -100,7 +100,7 @@ def test_prepared_once_and_asked_often() -> None:
     attention = HierarchicalAttention("additive", 5, 4, 6)
     query, x, grouping = torch.randn(2, 3, 5), torch.randn(2, 6, 4), [members(grid_groups(2, 3, 2))]
     prepared = attention.prepare(x)
-    steps = [attention.look(query[:, t : t + 1], prepared, x, grouping).context for t in range(3)]
+    steps = [attention.attend(query[:, t : t + 1], prepared, x, grouping).context for t in range(3)]
     torch.testing.assert_close(torch.cat(steps, 1), attention(query, x, grouping).context, **CLOSE)
 
 

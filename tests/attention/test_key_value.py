@@ -139,10 +139,10 @@ def test_prepared_once_and_asked_often(name: str) -> None:
     single, many = KeyValueAttention(make_score(name, 12, 12)), MultiHead(name, 12, 3)
     query, x = torch.randn(2, 6, 12), torch.randn(2, 5, 12)
     whole, prepared = single(query, x, x, MASK), single.prepare(x)
-    steps = [single.look(query[:, t : t + 1], prepared, x, MASK).context for t in range(6)]
+    steps = [single.attend(query[:, t : t + 1], prepared, x, MASK).context for t in range(6)]
     torch.testing.assert_close(torch.cat(steps, 1), whole.context, **CLOSE)
     ready = many.prepare(x, x)
-    steps = [many.look(query[:, t : t + 1], *ready, MASK) for t in range(6)]
+    steps = [many.attend(query[:, t : t + 1], *ready, MASK) for t in range(6)]
     torch.testing.assert_close(torch.cat(steps, 1), many(query, x, x, MASK), **CLOSE)
 
 

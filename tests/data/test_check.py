@@ -18,11 +18,11 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from meshcap.data import Dataset, Sample, read_dataset
 from meshcap.data import fingerprints as prints
-from meshcap.data.check import Report, check
+from meshcap.data.check import DatasetReport, check
 from meshcap.data.dataset import FileSource
 from meshcap.data.fingerprints import close_hashes, differing_bits, fingerprint, near_duplicates
 from meshcap.data.shapes import BACKGROUNDS, draw_gradient, draw_shape
-from meshcap.data.workers import spread
+from meshcap.data.workers import parallel_map
 from meshcap.errors import MeshcapError
 
 
@@ -270,7 +270,7 @@ def test_workers_find_the_same(folder: Path) -> None:
 
 
 def test_report_says_what_split_is_missing() -> None:
-    report: Report = check(Dataset("x", [Sample("1", ("a",), "test", None)]), fast=True)
+    report: DatasetReport = check(Dataset("x", [Sample("1", ("a",), "test", None)]), fast=True)
     assert [line.text for line in report.advice() if "training needs" in line.text] == [
         "no pictures in train - training needs some",
         "no pictures in val - training needs some",
@@ -288,7 +288,7 @@ def test_results_come_in_order_and_only_as_fast_as_they_are_taken() -> None:
             asked.append(number)
             yield number
 
-    results = spread(str, numbers(), workers=2)
+    results = parallel_map(str, numbers(), workers=2)
     assert [next(results) for _ in range(200)] == [str(n) for n in range(200)]
     assert len(asked) < 2000
     results.close()
@@ -296,19 +296,19 @@ def test_results_come_in_order_and_only_as_fast_as_they_are_taken() -> None:
 
 def test_no_workers_is_a_mistake() -> None:
     with pytest.raises(MeshcapError, match="0 workers were asked for"):
-        list(spread(str, [1], workers=0))
+        list(parallel_map(str, [1], workers=0))
 
 
 def test_a_killed_worker_is_told() -> None:
     with pytest.raises(MeshcapError, match="a worker was killed"):
-        list(spread(os._exit, [1], workers=2))
+        list(parallel_map(os._exit, [1], workers=2))
 
 
 ENDLESS = """
 import time
-from meshcap.data.workers import spread
+from meshcap.data.workers import parallel_map
 if __name__ == "__main__":
-    list(spread(time.sleep, [0.01] * 100_000, workers=2))
+    list(parallel_map(time.sleep, [0.01] * 100_000, workers=2))
 """
 
 

@@ -42,7 +42,7 @@ def test_context_by_hand() -> None:
     first = ((x[:2] @ q).softmax(0)[:, None] * x[:2]).sum(0)
     parts = torch.stack((first, x[2]))
     expected = ((parts @ q).softmax(0)[:, None] * parts).sum(0)
-    torch.testing.assert_close(model.look(query, kept).context[0, 0], expected, **CLOSE)
+    torch.testing.assert_close(model.attend(query, kept).context[0, 0], expected, **CLOSE)
 
 
 @torch.no_grad()

@@ -38,7 +38,7 @@ def test_a_step_by_the_memorys_own(name: str) -> None:
     hidden, cell = kept["first"].chunk(2, -1)
     noted = model.memory.start(1)
     for place, word in enumerate(words):
-        context = model.gated_look(hidden[:, None], kept).context[:, 0]
+        context = model.gated_attend(hidden[:, None], kept).context[:, 0]
         heard = model.cell.input(model.words.weight[word][None])
         hidden, cell = model.cell(heard, torch.cat((hidden, context, noted["reads"]), -1), cell)
         noted = model.memory(hidden, noted)

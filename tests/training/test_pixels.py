@@ -12,7 +12,7 @@ import tiny_data
 from meshcap.data import read_dataset
 from meshcap.data.dataset import FileSource, Sample
 from meshcap.data.scenes import draw_scene
-from meshcap.data.workers import ahead_of_reader
+from meshcap.data.workers import most_in_flight
 from meshcap.errors import MeshcapError
 from meshcap.training import pixels as pixels_module
 from meshcap.training.eyes import Kept, Looking, see
@@ -82,7 +82,7 @@ def test_processes_read_the_same_pixels(tmp_path: Path, monkeypatch: pytest.Monk
     assert torch.equal(here.all, there.all)
     assert told == [(30, 30)]
     # More than there is room for at once: later pictures take the places of earlier ones.
-    many = [samples[number % 30] for number in range(ahead_of_reader() + 1100)]
+    many = [samples[number % 30] for number in range(most_in_flight() + 1100)]
     again = Pixels(many, SMALL, keep="memory", device=CPU)
     assert torch.equal(again.all, here.all[torch.arange(len(many)) % 30])
     samples[7].picture.path.write_bytes(b"no picture")

@@ -31,7 +31,7 @@ from meshcap.attention.select import Select, soft
 from meshcap.errors import MeshcapError
 
 
-class Look(NamedTuple):
+class AttentionOutput(NamedTuple):
     """What a query found, and where."""
 
     context: Tensor  # (…, Q, D_v)
@@ -54,17 +54,17 @@ class KeyValueAttention(nn.Module):
         """What the score can do to keys (…, N, D_k) before there is a query: once a picture, not once a word."""
         return self.score.prepare(keys)
 
-    def look(self, query: Tensor, prepared: Tensor, values: Tensor, mask: Tensor | None = None) -> Look:
+    def attend(self, query: Tensor, prepared: Tensor, values: Tensor, mask: Tensor | None = None) -> AttentionOutput:
         """Query (…, Q, D_q), prepared keys (…, N, ·), values (…, N, D_v)."""
         scores = self.score(query, prepared)
         if values.shape[-2] != scores.shape[-1]:
             raise MeshcapError(f"{values.shape[-2]} values for {scores.shape[-1]} keys, expected one for each")
         weights, log_prob = self.select(scores, None if mask is None else mask_of_scores(mask, scores))
-        return Look(weights.to(values.dtype) @ values, weights, log_prob)
+        return AttentionOutput(weights.to(values.dtype) @ values, weights, log_prob)
 
-    def forward(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Look:
-        """`look` for keys (…, N, D_k) that are used only once."""
-        return self.look(query, self.prepare(keys), values, mask)
+    def forward(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> AttentionOutput:
+        """`attend` for keys (…, N, D_k) that are used only once."""
+        return self.attend(query, self.prepare(keys), values, mask)
 
 
 class MultiHead(nn.Module):
@@ -105,10 +105,10 @@ class MultiHead(nn.Module):
         split = split_heads(self.key(keys), self.heads)
         return self.attention.prepare(split), split_heads(self.value(values), self.heads)
 
-    def look(self, query: Tensor, prepared: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
+    def attend(self, query: Tensor, prepared: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
         """Query (B, Q, D), with what `prepare` returned -> (B, Q, D); mask (B, N) or (B, Q, N), True = real."""
         if not self.fused:
-            return self.look_with_weights(query, prepared, values, mask).context
+            return self.attend_with_weights(query, prepared, values, mask).context
         queries = split_heads(self.query(query), self.heads)  # (B, H, Q, d)
         if mask is None:
             return self.output(join_heads(attend(queries, prepared, values)))
@@ -119,20 +119,22 @@ class MultiHead(nn.Module):
         found = attend(queries, prepared, values, mask=additive_mask(visible | nothing, queries.dtype))
         return self.output(join_heads(found.masked_fill(nothing, 0)))
 
-    def look_with_weights(self, query: Tensor, prepared: Tensor, values: Tensor, mask: Tensor | None = None) -> Look:
-        """As `look`, with the weights (B, H, Q, N) and the log-probabilities (B, H, Q)."""
+    def attend_with_weights(
+        self, query: Tensor, prepared: Tensor, values: Tensor, mask: Tensor | None = None
+    ) -> AttentionOutput:
+        """As `attend`, with the weights (B, H, Q, N) and the log-probabilities (B, H, Q)."""
         queries = split_heads(self.query(query), self.heads)
         visible = None if mask is None else mask_of_scores(mask, query)[:, None]
-        found, weights, log_prob = self.attention.look(queries, prepared, values, visible)
-        return Look(self.output(join_heads(found)), weights, log_prob)
+        found, weights, log_prob = self.attention.attend(queries, prepared, values, visible)
+        return AttentionOutput(self.output(join_heads(found)), weights, log_prob)
 
     def forward(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
         """Query (B, Q, D), keys and values (B, N, D_source) -> (B, Q, D). Self-attention: three times the same."""
-        return self.look(query, *self.prepare(keys, values), mask)
+        return self.attend(query, *self.prepare(keys, values), mask)
 
-    def with_weights(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Look:
+    def with_weights(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> AttentionOutput:
         """As `forward`, with the weights."""
-        return self.look_with_weights(query, *self.prepare(keys, values), mask)
+        return self.attend_with_weights(query, *self.prepare(keys, values), mask)
 
 
 def mask_of_scores(mask: Tensor, like: Tensor) -> Tensor:
@@ -145,7 +147,7 @@ def mask_of_scores(mask: Tensor, like: Tensor) -> Tensor:
     return mask.unsqueeze(-2) if mask.dim() == like.dim() - 1 else mask
 
 
-class DeepLook(NamedTuple):
+class HierarchicalOutput(NamedTuple):
     """What a query found, and where, level by level."""
 
     context: Tensor  # (B, Q, D)
@@ -175,9 +177,9 @@ class HierarchicalAttention(nn.Module):
         """Regions (B, N, D) as the lowest score wants them, (B, N, ·): once a picture."""
         return self.score(0).prepare(x)
 
-    def look(
+    def attend(
         self, query: Tensor, prepared: Tensor, x: Tensor, grouping: Sequence[Tensor], mask: Tensor | None = None
-    ) -> DeepLook:
+    ) -> HierarchicalOutput:
         """Query (B, Q, D_q), prepared and plain regions (B, N, ·), mask (B, N) with True = real.
 
         What has nothing real in it, a group or a picture, gets a weight of zero.
@@ -205,11 +207,13 @@ class HierarchicalAttention(nn.Module):
             levels.append(weights.sum(2))  # an item is in one group: the others' rows have zeros there
             real = belongs.any(-1)
         assert path is not None
-        return DeepLook(found.squeeze(2), path.squeeze(2), levels)
+        return HierarchicalOutput(found.squeeze(2), path.squeeze(2), levels)
 
-    def forward(self, query: Tensor, x: Tensor, grouping: Sequence[Tensor], mask: Tensor | None = None) -> DeepLook:
-        """`look` at regions (B, N, D) that are used only once."""
-        return self.look(query, self.prepare(x), x, grouping, mask)
+    def forward(
+        self, query: Tensor, x: Tensor, grouping: Sequence[Tensor], mask: Tensor | None = None
+    ) -> HierarchicalOutput:
+        """`attend` at regions (B, N, D) that are used only once."""
+        return self.attend(query, self.prepare(x), x, grouping, mask)
 
 
 def members(groups: Tensor, count: int | None = None) -> Tensor:

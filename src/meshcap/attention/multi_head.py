@@ -34,7 +34,7 @@ FOR_SHORT_SEQUENCES = [
 State = dict[str, Tensor]
 
 
-class Memory(Protocol):
+class KeyValueMemory(Protocol):
     """What may extend the keys and values (B, N, H·d) of a self-attention, such as `meshcap.memory.MemorySlots`."""
 
     def __call__(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]: ...

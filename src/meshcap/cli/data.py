@@ -17,7 +17,7 @@ from meshcap.files import write_text
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from meshcap.data.check import Pair, Report, Size
+    from meshcap.data.check import DatasetReport, Pair, Size
     from meshcap.data.pack import Pack
     from meshcap.vision import Vision
 
@@ -254,7 +254,7 @@ def _progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
         yield lambda done: progress.update(task, completed=done)
 
 
-def _show_report(report: Report) -> None:
+def _show_report(report: DatasetReport) -> None:
     from rich import box
     from rich.console import Console
     from rich.markup import escape

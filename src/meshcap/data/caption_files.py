@@ -24,7 +24,7 @@ from meshcap.files import read_text, why_not_json
 
 
 @dataclass(frozen=True)
-class References:
+class ReferenceCaptions:
     """What a reference file says of its pictures, by the id that the candidates use."""
 
     captions: dict[str, list[str]]
@@ -56,7 +56,7 @@ def read_candidates(path: str | os.PathLike[str], *, split: str | None = None) -
 
 def read_references(
     path: str | os.PathLike[str], *, split: str | None = None, like: Collection[str] = ()
-) -> References:
+) -> ReferenceCaptions:
     """The references of each picture.
 
     A file may know its pictures by several names (`cocoid`, `filename` and `imgid`; `id` and `file_name`). Those are
@@ -68,7 +68,7 @@ def read_references(
     Raises:
         MeshcapError: a file in no known layout, a split that it does not have, or no references at all.
     """
-    known: dict[str, Picture] = {}
+    known: dict[str, CaptionEntry] = {}
     for picture in _chosen(path, split, must=True):
         if picture.id in known:
             known[picture.id].captions.extend(picture.captions)
@@ -83,7 +83,7 @@ def read_references(
         first = next(picture.id for picture in known.values() if not picture.captions)
         warnings.append(f"{len(known) - len(given):,} pictures of {path} have no captions (first: {short(first)})")
     files = ((id, _file_name(picture)) for id, picture in named.items())
-    return References(
+    return ReferenceCaptions(
         {id: picture.captions for id, picture in named.items()},
         {id: picture.domain for id, picture in named.items() if picture.domain},
         {id: file for id, file in files if file},
@@ -104,7 +104,7 @@ def read_training(path: str | os.PathLike[str]) -> list[str]:
     return captions
 
 
-def _chosen(path: str | os.PathLike[str], split: str | None, *, must: bool) -> list[Picture]:
+def _chosen(path: str | os.PathLike[str], split: str | None, *, must: bool) -> list[CaptionEntry]:
     """The pictures of a file; of a file with splits, those of the split.
 
     Args:
@@ -125,8 +125,8 @@ def _chosen(path: str | os.PathLike[str], split: str | None, *, must: bool) -> l
     return [picture for picture in given if picture.split in wanted]
 
 
-def _by_name(path: object, given: list[Picture], wanted: set[str]) -> dict[str, Picture]:
-    best: dict[str, Picture] = {}
+def _by_name(path: object, given: list[CaptionEntry], wanted: set[str]) -> dict[str, CaptionEntry]:
+    best: dict[str, CaptionEntry] = {}
     most = -1
     for kind in given[0].names:
         named = {picture.names[kind]: picture for picture in given if kind in picture.names}
@@ -140,7 +140,7 @@ def _by_name(path: object, given: list[Picture], wanted: set[str]) -> dict[str, 
     return best
 
 
-def _file_name(picture: Picture) -> str | None:
+def _file_name(picture: CaptionEntry) -> str | None:
     return next((name for kind, name in picture.names.items() if kind in ("file", "filename", "file_name")), None)
 
 
@@ -155,7 +155,7 @@ LAYOUTS = (
 
 
 @dataclass
-class Picture:
+class CaptionEntry:
     """A picture as one entry of a file describes it."""
 
     names: dict[str, str]  # kind of name -> name, the kind that the field uses first
@@ -170,7 +170,7 @@ class Picture:
         return next(iter(self.names.values()))
 
 
-def pictures(path: str | os.PathLike[str]) -> Iterator[Picture]:
+def pictures(path: str | os.PathLike[str]) -> Iterator[CaptionEntry]:
     """The pictures of a caption file. The same picture may come again with another caption.
 
     Raises:
@@ -195,7 +195,7 @@ def pictures(path: str | os.PathLike[str]) -> Iterator[Picture]:
     return _of_json(path, data, text)
 
 
-def _of_json(path: object, data: object, text: str) -> Iterator[Picture]:
+def _of_json(path: object, data: object, text: str) -> Iterator[CaptionEntry]:
     if isinstance(data, list):
         return _of_records(path, enumerate(data, start=1), "entry")
     if not isinstance(data, dict):
@@ -220,23 +220,23 @@ def _of_json(path: object, data: object, text: str) -> Iterator[Picture]:
     return _of_plain(path, data)
 
 
-def _of_plain(path: object, data: dict[str, Any]) -> Iterator[Picture]:
+def _of_plain(path: object, data: dict[str, Any]) -> Iterator[CaptionEntry]:
     for id, value in data.items():
         captions = [value] if isinstance(value, str) else value
         if _objects(captions):  # {id: [{"caption": …}]}, as scripts around pycocoevalcap keep them
             captions = [caption.get("caption") for caption in captions]
         if not _strings(captions):
             raise MeshcapError(f"{path}: {short(id)} has {reprlib.repr(value)}, expected {LAYOUTS}")
-        yield Picture({"id": _id(path, id, "a picture")}, list(captions))
+        yield CaptionEntry({"id": _id(path, id, "a picture")}, list(captions))
 
 
-def _of_coco(path: object, images: list[dict[str, Any]], annotations: list[dict[str, Any]]) -> Iterator[Picture]:
-    known: dict[str, Picture] = {}
+def _of_coco(path: object, images: list[dict[str, Any]], annotations: list[dict[str, Any]]) -> Iterator[CaptionEntry]:
+    known: dict[str, CaptionEntry] = {}
     for number, image in enumerate(images, start=1):
         id = _id(path, image.get("id"), f"image {number}")
         file, domain = image.get("file_name"), image.get("domain")
         names = {"id": id, "file_name": file} if isinstance(file, str) else {"id": id}
-        known[id] = Picture(names, [], domain=domain if isinstance(domain, str) else None)
+        known[id] = CaptionEntry(names, [], domain=domain if isinstance(domain, str) else None)
     more = []
     for number, annotation in enumerate(annotations, start=1):
         where = f"annotation {number}"
@@ -250,12 +250,12 @@ def _of_coco(path: object, images: list[dict[str, Any]], annotations: list[dict[
         if id in known and not known[id].captions:
             known[id].captions.append(caption)
         else:
-            more.append(Picture({"id": id}, [caption]))
+            more.append(CaptionEntry({"id": id}, [caption]))
     yield from known.values()
     yield from more
 
 
-def _of_karpathy(path: object, images: list[dict[str, Any]]) -> Iterator[Picture]:
+def _of_karpathy(path: object, images: list[dict[str, Any]]) -> Iterator[CaptionEntry]:
     seen = set()
     for number, image in enumerate(images, start=1):
         where = f"image {number}"
@@ -269,14 +269,14 @@ def _of_karpathy(path: object, images: list[dict[str, Any]]) -> Iterator[Picture
         if not names or not _strings(captions):
             raise MeshcapError(f"{path}: {where} lacks cocoid, filename and imgid, or a sentence lacks raw")
         folder = image.get("filepath")
-        picture = Picture(names, captions, split=split, folder=folder if isinstance(folder, str) else None)
+        picture = CaptionEntry(names, captions, split=split, folder=folder if isinstance(folder, str) else None)
         if picture.id in seen:
             raise MeshcapError(f"{path}: picture {short(picture.id)} is there twice, expected once")
         seen.add(picture.id)
         yield picture
 
 
-def _of_records(path: object, records: Iterable[tuple[int, object]], unit: str) -> Iterator[Picture]:
+def _of_records(path: object, records: Iterable[tuple[int, object]], unit: str) -> Iterator[CaptionEntry]:
     for number, record in records:
         where = f"{unit} {number}"
         columns = _columns(record) if isinstance(record, dict) else None
@@ -293,10 +293,10 @@ def _of_records(path: object, records: Iterable[tuple[int, object]], unit: str) 
             raise MeshcapError(f"{path}: {where} has the caption {reprlib.repr(value)}, expected a string or strings")
         names = {columns[0]: _id(path, record[columns[0]], where)}
         split = record.get("split")
-        yield Picture(names | _files(record), list(captions), column=split if isinstance(split, str) else None)
+        yield CaptionEntry(names | _files(record), list(captions), column=split if isinstance(split, str) else None)
 
 
-def _of_table(path: object, text: str, mark: str) -> Iterator[Picture]:
+def _of_table(path: object, text: str, mark: str) -> Iterator[CaptionEntry]:
     rows = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True)
     try:
         header = [name.strip().lower() for name in next(rows, [])]
@@ -315,7 +315,7 @@ def _of_table(path: object, text: str, mark: str) -> Iterator[Picture]:
                 )
             id = _id(path, row[places[0]], f"line {rows.line_num}")
             given = {name: row[header.index(name)] for name in more}
-            yield Picture({columns[0]: id} | _files(given), [row[places[1]]], column=given.get("split"))
+            yield CaptionEntry({columns[0]: id} | _files(given), [row[places[1]]], column=given.get("split"))
     except csv.Error as error:
         raise MeshcapError(f"{path}: line {rows.line_num} is not CSV ({error})") from None
 

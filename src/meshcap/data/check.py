@@ -11,7 +11,7 @@ import numpy as np
 
 from meshcap.data.dataset import Dataset, FileSource, LeftOut, Sample, Source
 from meshcap.data.fingerprints import Fingerprint, fingerprint, near_duplicates
-from meshcap.data.workers import spread
+from meshcap.data.workers import parallel_map
 from meshcap.errors import MeshcapError
 from meshcap.text.ptb import ptb_stream
 
@@ -51,7 +51,7 @@ class Advice(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Report:
+class DatasetReport:
     """What `check` found. Of pictures that were not opened, sizes and duplicates are None."""
 
     name: str
@@ -137,7 +137,7 @@ def check(
     fast: bool = False,
     workers: int | None = None,
     progress: Callable[[int], object] | None = None,
-) -> Report:
+) -> DatasetReport:
     """Look a dataset over.
 
     Args:
@@ -153,7 +153,7 @@ def check(
     ]
     gone = {broken.id for broken in missing}
     there = [sample for sample in with_picture if sample.id not in gone]
-    counted = Report(
+    counted = DatasetReport(
         name=dataset.name,
         splits=dataset.counts(),
         captions=count_captions(dataset.samples),
@@ -167,13 +167,13 @@ def check(
 
 
 def _with_pictures(
-    report: Report, samples: list[Sample], workers: int | None, progress: Callable[[int], object] | None
-) -> Report:
+    report: DatasetReport, samples: list[Sample], workers: int | None, progress: Callable[[int], object] | None
+) -> DatasetReport:
     good: list[Sample] = []
     prints: list[Fingerprint] = []
     unreadable: list[Broken] = []
     sources = (sample.picture for sample in samples if sample.picture is not None)
-    for number, (sample, seen) in enumerate(zip(samples, spread(look, sources, workers), strict=True), start=1):
+    for number, (sample, seen) in enumerate(zip(samples, parallel_map(look, sources, workers), strict=True), start=1):
         if isinstance(seen, str):
             unreadable.append(Broken(sample.id, sample.split, seen))
         else:

@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from meshcap.data.dataset import FileSource, Source
-from meshcap.data.features import HDF5, SETTINGS, Folder, OneFile, as_name, h5py_module
+from meshcap.data.features import HDF5, SETTINGS, FeatureFile, FeatureFolder, as_name, h5py_module
 from meshcap.data.read import dataset_files, read_dataset
 from meshcap.errors import MeshcapError
 from meshcap.files import remove_unfinished, write_file, write_text
@@ -82,7 +82,7 @@ class FeatureWriter:
         self.done: set[str] = set()
         if packs and self.path.exists():
             self._check(self.path, _hdf5_settings(self.path))
-            self.done |= OneFile(self.path).ids
+            self.done |= FeatureFile(self.path).ids
         self._prepare_folder()
 
     def _prepare_folder(self) -> None:
@@ -95,7 +95,7 @@ class FeatureWriter:
                 remove_unfinished(self.folder)
                 for part in self.folder.glob(".tmp*"):  # of safetensors, in a run that was killed
                     part.unlink()
-                self.done |= Folder(self.folder).ids
+                self.done |= FeatureFolder(self.folder).ids
             elif any(self.folder.iterdir()):
                 raise MeshcapError(f"{self.folder} has files, and no {SETTINGS}: expected a new or an empty folder")
             else:
@@ -148,7 +148,7 @@ class FeatureWriter:
         """Pack what is in the folder into the HDF5 file; folders are finished at any time."""
         if self.format != "hdf5":
             return
-        new = Folder(self.folder)
+        new = FeatureFolder(self.folder)
         if new.ids:
             write_file(self.path, lambda path: self._pack(path, new))
         for file in self.folder.iterdir():
@@ -156,7 +156,7 @@ class FeatureWriter:
                 file.unlink()
         shutil.rmtree(self.folder)
 
-    def _pack(self, path: Path, new: Folder) -> None:
+    def _pack(self, path: Path, new: FeatureFolder) -> None:
         h5py = h5py_module()
         with h5py.File(path, "w") as file:
             file.attrs["settings"] = json.dumps(self.settings)

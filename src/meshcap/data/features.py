@@ -93,7 +93,7 @@ def as_name(id: str) -> str:
     return re.sub(r'[%/\\:*?"<>|\x00-\x1f]|^\.', lambda found: f"%{ord(found[0]):02X}", id)
 
 
-class Layout(Protocol):
+class FeatureLayout(Protocol):
     """Where arrays lie, by id."""
 
     path: Path
@@ -107,7 +107,7 @@ class Layout(Protocol):
     def close(self) -> None: ...
 
 
-class OneFile:
+class FeatureFile:
     """HDF5 or safetensors: all pictures in one file, arrays called `<id>_<what>`."""
 
     def __init__(self, path: Path):
@@ -175,7 +175,7 @@ class OneFile:
         return {**self.__dict__, "_file": None}
 
 
-class Folder:
+class FeatureFolder:
     """A file a picture."""
 
     with_sizes = False
@@ -204,16 +204,16 @@ class Folder:
         pass
 
 
-def find_layout(path: str | Path) -> OneFile | Folder:
+def find_layout(path: str | Path) -> FeatureFile | FeatureFolder:
     """Raises: MeshcapError if nothing there is of a known layout."""
     path = Path(path)
     if path.is_dir():
-        return Folder(path)
+        return FeatureFolder(path)
     if not path.is_file():
         raise MeshcapError(f"{path} is not there, expected region features: .hdf5, .safetensors or a folder")
     if path.suffix not in (*HDF5, ".safetensors"):
         raise MeshcapError(f"{path} is no file of region features, expected .hdf5, .safetensors or a folder")
-    return OneFile(path)
+    return FeatureFile(path)
 
 
 def _short(error: Exception) -> str:
@@ -252,7 +252,7 @@ class FeatureStore:
     width: int  # numbers of a region
     boxes: bool  # whether regions come with boxes
 
-    def __init__(self, layout: Layout):
+    def __init__(self, layout: FeatureLayout):
         self._layout = layout
         if not layout.ids:
             raise MeshcapError(

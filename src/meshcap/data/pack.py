@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from meshcap.data.dataset import Dataset, Sample, Source
 from meshcap.data.shards import Packed, Shard, keys_of, write_shards
-from meshcap.data.workers import spread
+from meshcap.data.workers import parallel_map
 from meshcap.errors import MeshcapError
 from meshcap.files import remove_unfinished, write_text
 from meshcap.vision.pictures import SUFFIXES
@@ -59,7 +59,7 @@ class PackSettings:
         return dict(vars(self)) if self.size else {"size": 0}
 
 
-class Unreadable(NamedTuple):
+class UnreadablePicture(NamedTuple):
     why: str
 
 
@@ -92,9 +92,9 @@ def pack(
     def begin(samples: list[Sample], start: int) -> Iterator[Packed | Failed]:
         work = partial(encode, settings=settings)
         pictures = (sample.picture for sample in samples[start:] if sample.picture is not None)
-        for number, made in enumerate(spread(work, pictures, workers), start=start):
+        for number, made in enumerate(parallel_map(work, pictures, workers), start=start):
             sample = samples[number]
-            if isinstance(made, Unreadable):
+            if isinstance(made, UnreadablePicture):
                 if not skip_broken:
                     raise MeshcapError(f"{made.why}; --skip-broken leaves such pictures out")
                 yield Failed(number, sample.id)
@@ -121,7 +121,7 @@ def fingerprint_of(dataset: Dataset) -> str:
     return digest.hexdigest()
 
 
-def encode(source: Source, *, settings: PackSettings) -> tuple[str, bytes] | Unreadable:
+def encode(source: Source, *, settings: PackSettings) -> tuple[str, bytes] | UnreadablePicture:
     """A picture's ending and content as they go into a shard. Runs in worker processes."""
     from PIL import Image
 
@@ -132,7 +132,7 @@ def encode(source: Source, *, settings: PackSettings) -> tuple[str, bytes] | Unr
         content = source.read()
         image = read_picture(content, at_least=settings.size)
     except MeshcapError as mistake:
-        return Unreadable(str(mistake).replace("the picture", str(source), 1))
+        return UnreadablePicture(str(mistake).replace("the picture", str(source), 1))
     if not settings.size:
         ending = Path(str(source)).suffix.lower()
         return ending[1:] if ending in SUFFIXES else "jpg", content  # a reader asks the content, not the name

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from meshcap.data import caption_files
-from meshcap.data.caption_files import FILE_NAMES, Picture, short
+from meshcap.data.caption_files import FILE_NAMES, CaptionEntry, short
 from meshcap.data.dataset import (
     MEANINGS,
     Dataset,
@@ -154,7 +154,7 @@ def _of_layout(file: Path, folder: PictureFolder) -> Iterator[Entry]:
         yield Entry(picture.id, picture.captions, split, source, filename, file)
 
 
-def _guesses(file: Path, picture: Picture, filename: str | None) -> list[str]:
+def _guesses(file: Path, picture: CaptionEntry, filename: str | None) -> list[str]:
     """Where a picture may be below the folder of pictures, the likeliest first."""
     guesses: list[str] = []
     if filename is not None:

@@ -27,7 +27,7 @@ from meshcap.data.pack import Failed, Pack, write_dataset
 from meshcap.data.scene_captions import Thing, aligned, gaps, write_captions
 from meshcap.data.shapes import BACKGROUNDS, COLOURS, SHAPES, draw_gradient, draw_shape
 from meshcap.data.shards import Packed
-from meshcap.data.workers import spread
+from meshcap.data.workers import parallel_map
 from meshcap.errors import MeshcapError
 
 SQUARES = 6  # of the paper, along each side
@@ -144,7 +144,9 @@ def draw_dataset(
             return
         scenes = numbers_from(seed * OF_A_SEED + FIRST[split])
         number = 0
-        for key, ending, content, record in spread(partial(_packed_scene, size=size, split=split), scenes, workers):
+        for key, ending, content, record in parallel_map(
+            partial(_packed_scene, size=size, split=split), scenes, workers
+        ):
             what = _content(record["facts"])
             if what in seen:
                 continue

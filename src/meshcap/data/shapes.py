@@ -30,7 +30,7 @@ COLOURS: dict[str, Colour] = {
 BROWN: Colour = (112, 74, 44)
 
 
-class Part(NamedTuple):
+class Polygon(NamedTuple):
     """One polygon of a shape, in a unit square with y downwards. Paint: the thing's own colour, or how it differs."""
 
     points: Points
@@ -40,7 +40,7 @@ class Part(NamedTuple):
 class Shape(NamedTuple):
     """Parts from back to front; together they touch all four sides of the unit square."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[Polygon, ...]
     height: float = 1.0  # as a share of the width
 
 
@@ -76,48 +76,48 @@ def heart(corners: int = 48) -> Points:
     )
 
 
-def petals(count: int = 6) -> tuple[Part, ...]:
+def petals(count: int = 6) -> tuple[Polygon, ...]:
     turns = [2 * math.pi * i / count for i in range(count)]
     out = 0.3 / max(map(math.sin, turns))  # far enough for the outermost to touch the sides
-    return tuple(Part(ellipse(0.5 + out * math.sin(t), 0.5 - 0.3 * math.cos(t), 0.2, 0.2)) for t in turns)
+    return tuple(Polygon(ellipse(0.5 + out * math.sin(t), 0.5 - 0.3 * math.cos(t), 0.2, 0.2)) for t in turns)
 
 
 SHAPES: dict[str, Shape] = {
-    "ball": Shape((Part(ellipse(0.5, 0.5, 0.5, 0.5)), Part(ellipse(0.34, 0.32, 0.12, 0.1), 1.6))),
-    "square": Shape((Part(((0, 0), (1, 0), (1, 1), (0, 1))),)),
-    "triangle": Shape((Part(((0.5, 0), (1, 1), (0, 1))),)),
-    "star": Shape((Part(star(5, 0.45)),)),
-    "heart": Shape((Part(heart()),)),
+    "ball": Shape((Polygon(ellipse(0.5, 0.5, 0.5, 0.5)), Polygon(ellipse(0.34, 0.32, 0.12, 0.1), 1.6))),
+    "square": Shape((Polygon(((0, 0), (1, 0), (1, 1), (0, 1))),)),
+    "triangle": Shape((Polygon(((0.5, 0), (1, 1), (0, 1))),)),
+    "star": Shape((Polygon(star(5, 0.45)),)),
+    "heart": Shape((Polygon(heart()),)),
     "house": Shape(
         (
-            Part(((0.1, 0.42), (0.9, 0.42), (0.9, 1), (0.1, 1))),
-            Part(((0.5, 0), (1, 0.45), (0, 0.45)), 0.6),
-            Part(((0.2, 0.62), (0.38, 0.62), (0.38, 1), (0.2, 1)), BROWN),
-            Part(((0.54, 0.58), (0.78, 0.58), (0.78, 0.8), (0.54, 0.8)), (255, 240, 170)),
+            Polygon(((0.1, 0.42), (0.9, 0.42), (0.9, 1), (0.1, 1))),
+            Polygon(((0.5, 0), (1, 0.45), (0, 0.45)), 0.6),
+            Polygon(((0.2, 0.62), (0.38, 0.62), (0.38, 1), (0.2, 1)), BROWN),
+            Polygon(((0.54, 0.58), (0.78, 0.58), (0.78, 0.8), (0.54, 0.8)), (255, 240, 170)),
         )
     ),
     "tree": Shape(
         (
-            Part(((0.41, 0.55), (0.59, 0.55), (0.63, 1), (0.37, 1)), BROWN),
-            Part(ellipse(0.27, 0.5, 0.27, 0.22)),
-            Part(ellipse(0.73, 0.5, 0.27, 0.22)),
-            Part(ellipse(0.5, 0.3, 0.32, 0.3)),
+            Polygon(((0.41, 0.55), (0.59, 0.55), (0.63, 1), (0.37, 1)), BROWN),
+            Polygon(ellipse(0.27, 0.5, 0.27, 0.22)),
+            Polygon(ellipse(0.73, 0.5, 0.27, 0.22)),
+            Polygon(ellipse(0.5, 0.3, 0.32, 0.3)),
         )
     ),
     "boat": Shape(
         (
-            Part(((0.46, 0), (0.52, 0), (0.52, 0.72), (0.46, 0.72)), BROWN),
-            Part(((0.56, 0.06), (0.95, 0.62), (0.56, 0.62)), 1.6),
-            Part(((0.42, 0.16), (0.42, 0.62), (0.12, 0.62)), 1.6),
-            Part(((0, 0.7), (1, 0.7), (0.8, 1), (0.2, 1))),
+            Polygon(((0.46, 0), (0.52, 0), (0.52, 0.72), (0.46, 0.72)), BROWN),
+            Polygon(((0.56, 0.06), (0.95, 0.62), (0.56, 0.62)), 1.6),
+            Polygon(((0.42, 0.16), (0.42, 0.62), (0.12, 0.62)), 1.6),
+            Polygon(((0, 0.7), (1, 0.7), (0.8, 1), (0.2, 1))),
         )
     ),
-    "flower": Shape((*petals(), Part(ellipse(0.5, 0.5, 0.18, 0.18), BROWN))),
+    "flower": Shape((*petals(), Polygon(ellipse(0.5, 0.5, 0.18, 0.18), BROWN))),
     "fish": Shape(
         (
-            Part(((0.3, 0.5), (0, 0.08), (0, 0.92)), 0.75),
-            Part(ellipse(0.6, 0.5, 0.4, 0.5)),
-            Part(ellipse(0.8, 0.38, 0.05, 0.08, 16), (20, 20, 30)),
+            Polygon(((0.3, 0.5), (0, 0.08), (0, 0.92)), 0.75),
+            Polygon(ellipse(0.6, 0.5, 0.4, 0.5)),
+            Polygon(ellipse(0.8, 0.38, 0.05, 0.08, 16), (20, 20, 30)),
         ),
         height=0.66,
     ),

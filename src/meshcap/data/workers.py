@@ -1,4 +1,7 @@
-"""Work on many pictures with all cores, results in the order of the pictures."""
+"""Work on many pictures with all cores: a parallel map in order, and pictures decoded to squares by it.
+
+Nothing here needs torch: worker processes start faster without.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +36,12 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def ahead_of_reader(workers: int | None = None) -> int:
-    """How many items, at most, `spread` has begun and the reader has not got."""
+def most_in_flight(workers: int | None = None) -> int:
+    """How many items, at most, `parallel_map` has begun and the reader has not got."""
     return ((cores() if workers is None else workers) * AHEAD + 1) * CHUNK
 
 
-def spread(work: Callable[[Item], Result], items: Iterable[Item], workers: int | None = None) -> Iterator[Result]:
+def parallel_map(work: Callable[[Item], Result], items: Iterable[Item], workers: int | None = None) -> Iterator[Result]:
     """`map(work, items)` by several processes; `work` is a function of a module, or a partial of one.
 
     Args:
@@ -58,7 +61,7 @@ def spread(work: Callable[[Item], Result], items: Iterable[Item], workers: int |
     context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
     if hasattr(context, "set_forkserver_preload"):
         context.set_forkserver_preload(["meshcap.vision.pictures"])  # torch is imported once, not by every worker
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=leave_with_parent)
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=exit_with_parent)
     try:
         rest = iter(items)
         waiting = deque(pool.submit(_chunk, work, chunk) for chunk in _chunks(rest, workers * AHEAD))
@@ -82,7 +85,7 @@ def _chunk(work: Callable[[Item], Result], items: list[Item]) -> list[Result]:
     return [work(item) for item in items]
 
 
-def leave_with_parent() -> None:
+def exit_with_parent() -> None:
     """Workers whose parent was killed would wait for more work for ever; an interrupt is handled by the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
@@ -96,10 +99,7 @@ def leave_with_parent() -> None:
     threading.Thread(target=leave, daemon=True).start()
 
 
-# Pictures as the bytes of their pixels, by a function that worker processes run: it needs no torch.
-
-
-def square(sample: Sample, *, size: int, geometry: str, pre_resize: int = 0) -> bytes:
+def read_square(sample: Sample, *, size: int, geometry: str, pre_resize: int = 0) -> bytes:
     """size · size · 3 bytes, rows from the top: what `Preprocess.pixels` makes of the picture, with channels last.
 
     Raises:
@@ -114,15 +114,15 @@ def square(sample: Sample, *, size: int, geometry: str, pre_resize: int = 0) -> 
         raise MeshcapError(f"{sample.picture}: {error} (meshcap data check lists all such pictures)") from error
 
 
-def squares_into(
+def write_square(
     path: str, room: int, numbered: tuple[int, Sample], *, size: int, geometry: str, pre_resize: int
 ) -> None:
-    """Write the bytes of `square` to a file that has room for so many pictures, a later one in an earlier one's place.
+    """Write the bytes of `read_square` to a file with room for so many pictures, later ones in the place of earlier.
 
     Through a pipe every picture would be copied by the one process that waits for all of them.
     """
     number, sample = numbered
-    content = square(sample, size=size, geometry=geometry, pre_resize=pre_resize)
+    content = read_square(sample, size=size, geometry=geometry, pre_resize=pre_resize)
     file = _opened(path)
     file.seek((number % room) * len(content))
     file.write(content)

@@ -47,7 +47,7 @@ Words = list[str]
 
 
 @dataclass(frozen=True)
-class Options:
+class ScoreOptions:
     """How to score; the words of `score`."""
 
     tokenizer: str = "ptb"
@@ -108,7 +108,7 @@ def score(
         MeshcapError: ids without counterparts, an unknown metric or tokenizer, or pictures that are not there.
     """
     given = {name: value for name, value in locals().items() if name not in ("candidates", "references")}
-    (result,), _ = _score([candidates], references, Options(**given))
+    (result,), _ = _score([candidates], references, ScoreOptions(**given))
     return result
 
 
@@ -120,7 +120,7 @@ def compare(
     Args:
         options: as those of `score`.
     """
-    chosen = Options(**options)
+    chosen = ScoreOptions(**options)
     results, measures = _score([first, second], references, chosen)
     found = differences(measures[0], measures[1], chosen.bootstrap, chosen.seed)
     by_name = {measure.name: difference for measure, difference in zip(measures[0], found, strict=True)}
@@ -128,7 +128,7 @@ def compare(
 
 
 def _score(
-    given: Sequence[Given], given_references: Given, options: Options
+    given: Sequence[Given], given_references: Given, options: ScoreOptions
 ) -> tuple[list[Result], list[list[Measure]]]:
     """The results of each system, and the measures behind them."""
     if options.bootstrap < 0:
@@ -191,7 +191,7 @@ def _measures(
     systems: Sequence[Sequence[Words]],
     references: Sequence[Sequence[Words]],
     names: Collection[str],
-    options: Options,
+    options: ScoreOptions,
     warnings: list[str],
 ) -> list[list[Measure]]:
     """The metrics named, of each system, in the order of the tables; what is missing is added to the warnings."""
@@ -216,7 +216,7 @@ def _more_measures(
     written: Sequence[Sequence[str]],
     texts: Sequence[Sequence[str]],
     ids: Sequence[str],
-    options: Options,
+    options: ScoreOptions,
     warnings: list[str],
 ) -> tuple[list[list[Measure]], list[str]]:
     """CHAIR and CLIPScore of each system, where they were asked for, and what the signature says of them."""

@@ -58,9 +58,7 @@ def create_model(name: str, **settings: Any) -> CaptionModel:
     return model(model.config_class.from_dict(settings))
 
 
-def load_model(
-    name_or_folder: str | Path, *, dtype: torch.dtype = torch.float32, **hub: Any
-) -> CaptionModel:
+def load_model(name_or_folder: str | Path, *, dtype: torch.dtype = torch.float32, **hub: Any) -> CaptionModel:
     """The captioner in a model folder, a run, or on the Hugging Face hub (`owner/name`), in evaluation mode.
 
     Args:

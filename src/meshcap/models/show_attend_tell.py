@@ -108,14 +108,14 @@ class ShowAttendTell(RecurrentCaptioner):
         return kept | self.prepare(x, regions)
 
     def prepare(self, x: Tensor, regions: Regions) -> State:
-        """What can be done for `look` once a picture."""
+        """What can be done for `attend` once a picture."""
         return {"prepared": self.score.prepare(x)}
 
     def begin(self, kept: State, width: int) -> Carry:
         hidden, cell = for_each(kept["first"], width).chunk(2, -1)
         return {"hidden": hidden, "cell": cell.float()}
 
-    def look(self, query: Tensor, kept: State) -> Attended:
+    def attend(self, query: Tensor, kept: State) -> Attended:
         """Where the state h_{t-1}, query (B, W, D), looks."""
         scores = self.score(query, kept["prepared"])  # (B, W, N)
         visible = kept["visible"][:, None] if "visible" in kept else None
@@ -127,14 +127,14 @@ class ShowAttendTell(RecurrentCaptioner):
             looks = {"words": chosen, "odds": weights, "log_prob": log_prob}
         return Attended(looks["words"].to(kept["regions"].dtype) @ kept["regions"], looks)
 
-    def gated_look(self, query: Tensor, kept: State) -> Attended:
-        """`look`, of which β passes."""
-        context, looks = self.look(query, kept)
+    def gated_attend(self, query: Tensor, kept: State) -> Attended:
+        """`attend`, of which β passes."""
+        context, looks = self.attend(query, kept)
         gate = self.gate(query).sigmoid()  # (B, W, 1)
         return Attended(gate * context, looks | {"gate": gate[..., 0]})
 
     def advance(self, projected: Tensor, kept: State, carry: Carry) -> tuple[Tensor, Carry, Looks]:
-        context, looks = self.gated_look(carry["hidden"], kept)
+        context, looks = self.gated_attend(carry["hidden"], kept)
         hidden, cell = self.cell(projected, torch.cat((carry["hidden"], context), -1), carry["cell"])
         return torch.cat((hidden, context), -1), {"hidden": hidden, "cell": cell}, looks
 
@@ -227,8 +227,8 @@ class Hierarchical(ShowAttendTell):
             groups = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
         return {"prepared": self.deep_attention.prepare(x), "membership": members(groups, self.config.groups**2)}
 
-    def look(self, query: Tensor, kept: State) -> Attended:
-        found = self.deep_attention.look(
+    def attend(self, query: Tensor, kept: State) -> Attended:
+        found = self.deep_attention.attend(
             query, kept["prepared"], kept["regions"], [kept["membership"]], kept.get("visible")
         )
         within, groups = found.levels  # (B, W, N), (B, W, G)
@@ -285,7 +285,7 @@ class NTM(ShowAttendTell):
         return carry | {name: blank[name].unflatten(0, (-1, width)) for name in NOTED}
 
     def advance(self, projected: Tensor, kept: State, carry: Carry) -> tuple[Tensor, Carry, Looks]:
-        context, looks = self.gated_look(carry["hidden"], kept)
+        context, looks = self.gated_attend(carry["hidden"], kept)
         recalled = torch.cat((carry["hidden"], context, carry["reads"]), -1)
         hidden, cell = self.cell(projected, recalled, carry["cell"])
         # The memory knows sequences, not pictures: every hypothesis is one.

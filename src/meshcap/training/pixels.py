@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from meshcap.data.dataset import Sample
-from meshcap.data.workers import ahead_of_reader, cores, spread, squares_into
+from meshcap.data.workers import cores, most_in_flight, parallel_map, write_square
 from meshcap.errors import MeshcapError
 from meshcap.vision.pictures import read_picture
 from meshcap.vision.preprocess import Preprocess
@@ -71,13 +71,13 @@ class Pixels:
         They leave their pictures in a file that is read here and written again, so that it never leaves memory.
         """
         count, size = len(self.samples), self.preprocess.size
-        room = block + ahead_of_reader()  # what was told of but not read yet, and what is being decoded
+        room = block + most_in_flight()  # what was told of but not read yet, and what is being decoded
         with tempfile.NamedTemporaryFile(prefix="meshcap-") as file:
             file.truncate(room * size * size * 3)
             shown = numpy.memmap(file.name, numpy.uint8, "r", shape=(room, size, size, 3))
             way = self.preprocess
-            work = partial(squares_into, file.name, room, size=size, geometry=way.geometry, pre_resize=way.pre_resize)
-            done = spread(work, enumerate(self.samples))
+            work = partial(write_square, file.name, room, size=size, geometry=way.geometry, pre_resize=way.pre_resize)
+            done = parallel_map(work, enumerate(self.samples))
             for start in range(0, count, block):
                 numbers = numpy.arange(start, min(start + block, count))
                 for _ in islice(done, len(numbers)):
