@@ -1,8 +1,9 @@
-"""Triton kernels: what decoding on a CUDA GPU spends its time on, each in one pass over its data.
+"""Triton kernels: what decoding and self-critical training on a CUDA GPU spend their time on, one pass each.
 
     decode_attention   attention of a few queries, one for each hypothesis
     log_softmax_rows   log-softmax in float32 of half-precision logits
     top_k_rows         the k greatest of each row
+    cider_d            the reward of self-critical training
 
 Each has a twin in plain torch that is used where the kernel does not apply, and gives the same numbers.
 """
@@ -21,6 +22,7 @@ except ImportError:  # no CUDA build of torch, or a platform without Triton
     triton = None
 
 MOST_WORDS, MOST_KEPT, GROUP = 32_768, 16, 128  # columns and results of `top_k_rows`, and columns it reads together
+LONGEST_CANDIDATE = 128  # words that `cider_d` compares at once
 
 
 def can_decode_attention(query: Tensor, keys: Tensor) -> bool:
@@ -101,6 +103,30 @@ def top_k_rows(log_probs: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return values.view(*log_probs.shape[:-1], k), ids.view(*log_probs.shape[:-1], k)
 
 
+def can_cider(ids: Tensor) -> bool:
+    """Whether `cider_d` applies to candidates (rows, T)."""
+    return triton is not None and ids.is_cuda and 0 < ids.shape[1] <= LONGEST_CANDIDATE and len(ids) > 0
+
+
+def cider_d(
+    ids: Tensor, pictures: Tensor, tokens: Tensor, starts: Tensor, firsts: Tensor, norms: Tensor,
+    entries: Tensor, buckets: Tensor, idf: Tensor, narrow: Tensor, *,
+    samples: int, eos: int, pad: int, spread: int, bits: int, fullest: int, count_eos: bool, n: int,
+) -> Tensor:  # fmt: skip
+    """CIDEr-D (rows,) of candidates ids (rows, T), `samples` rows for each of the pictures.
+
+    The other tensors are the index of `meshcap.metrics.reward_index`: references, document frequencies, norms.
+    """
+    found = torch.empty(len(ids), dtype=torch.float32, device=ids.device)
+    width = max(16, triton.next_power_of_2(ids.shape[1]))
+    _cider[(len(ids),)](
+        ids, pictures, found, tokens, starts, firsts, norms, entries, buckets, idf, narrow,
+        samples, ids.shape[1], eos, pad, spread, bits, fullest,
+        count_eos=count_eos, n=n, width=width, block=32, num_warps=max(1, width // 32),
+    )  # fmt: skip
+    return found
+
+
 if triton is not None:
 
     @triton.jit
@@ -177,3 +203,62 @@ if triton is not None:
             tl.store(ids + tl.program_id(0) * k + i, word.to(tl.int64))
             chosen = tl.where(slot == i, word, chosen)
             peaks = tl.where(group == top, tl.max(tl.where(inside == place, float("-inf"), left), 0), peaks)
+
+    @triton.jit
+    def _cider(  # type: ignore[no-untyped-def]
+        ids, pictures, found, tokens, starts, firsts, norms, entries, buckets, idf, narrow,
+        samples, length, eos, pad, spread, bits, fullest,
+        count_eos: tl.constexpr, n: tl.constexpr, width: tl.constexpr, block: tl.constexpr,
+    ):  # fmt: skip
+        # One program a candidate. Words are compared all with all, a tile of `block` words of a reference at a time;
+        # shifted by one, two, three words they are simply read again, which finds them in the nearest cache.
+        row = tl.program_id(0)
+        candidate = ids + row.to(tl.int64) * length
+        at, along = tl.arange(0, width), tl.arange(0, block)
+        words = tl.load(candidate + at, mask=at < length, other=-2)
+        end = tl.min(tl.where((words == pad) | (words == eos), at, length), 0)
+        if count_eos:
+            end += tl.sum(((at == end) & (words == eos)).to(tl.int32), 0)
+        picture = tl.load(pictures + row // samples)
+        first, last = tl.load(firsts + picture), tl.load(firsts + picture + 1)
+        total = tl.zeros([1], tl.float64)
+        key = tl.zeros([width], tl.int64)
+        half = tl.full([1], 1, tl.int64) << (bits - 1)
+        own_same = (at[:, None] < end) & (at[None, :] < end)
+        for k in tl.static_range(n):
+            here = tl.load(candidate + at + k, mask=at + k < end, other=-1).to(tl.int64)
+            there = tl.load(candidate + at + k, mask=at + k < end, other=-2).to(tl.int64)
+            own_same = own_same & (here[:, None] == there[None, :])
+            own = tl.sum(own_same.to(tl.int32), 1)  # 0 for grams that would reach beyond the end
+            key = (key << 16) | (here + 1)
+            spread_key = key * spread
+            bucket = (spread_key >> (64 - bits)) + half
+            begin, until = tl.load(buckets + bucket), tl.load(buckets + bucket + 1)
+            frequency = tl.zeros([width], tl.int64)
+            for step in range(fullest):
+                inside = begin + step < until
+                number = tl.load(entries + begin + step, mask=inside, other=0) ^ (spread_key << bits)
+                frequency = tl.where(inside & (number >= 0) & (number < 2 * half), number, frequency)
+            weight = tl.load(idf + frequency)
+            square = tl.where(own > 0, weight * weight, 0.0)
+            norm = tl.sqrt(tl.sum(own * square, 0))
+            square = square / tl.maximum(own, 1)
+            for caption in range(first, last):
+                start = tl.load(starts + caption)
+                size = tl.load(starts + caption + 1) - start
+                same = tl.zeros([width], tl.int32)
+                for base in range(0, size, block):
+                    equal = (at[:, None] < end) & (base + along[None, :] < size)
+                    for m in tl.static_range(k + 1):
+                        left = tl.load(candidate + at + m, mask=at + m < end, other=-1).to(tl.int32)
+                        reach = base + along + m
+                        right = tl.load(tokens + start + reach, mask=reach < size, other=-2)
+                        equal = equal & (left[:, None] == right[None, :])
+                    same += tl.sum(equal.to(tl.int32), 1)
+                product = tl.sum((tl.minimum(own, same) * same) * square, 0)
+                scale = norm * tl.load(norms + caption * n + k)
+                cosine = tl.where(scale > 0, product / tl.where(scale > 0, scale, 1.0), 0.0)
+                apart = (end - size).to(tl.float64)
+                total += cosine * tl.exp(-apart * apart * tl.load(narrow))
+        mean = total * 10.0 / (n * (last - first)).to(tl.float64)
+        tl.store(found + row + tl.arange(0, 1), mean.to(tl.float32))
