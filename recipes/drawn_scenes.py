@@ -29,7 +29,6 @@ from meshcap.captioner import Caption, Captioner
 from meshcap.data import Sample, read_dataset
 from meshcap.data.scene_captions import mistakes, statements
 from meshcap.data.scenes import draw_dataset, facts_of
-from meshcap.decoding import Beam
 from meshcap.errors import MeshcapError
 from meshcap.explain.heatmap import wrapped
 from meshcap.files import write_file
@@ -73,7 +72,7 @@ def caption(model: Path, samples: Sequence[Sample]) -> list[Caption]:
     captioner = Captioner.from_pretrained(str(model))
     pictures = tuple(sample.picture.read() for sample in samples if sample.picture is not None)
     longest = captioner.model.config.max_length
-    return captioner.caption(pictures, strategy=Beam(5), max_length=longest, attention=True)
+    return captioner.caption(pictures, max_words=longest - 1, attention=True)
 
 
 def main(

@@ -30,11 +30,7 @@ from meshcap.data.scenes import draw_scene
 from meshcap.explain import Explanation, explain
 from meshcap.explain.heatmap import as_grid, overlay, wrapped
 from meshcap.files import write_file
-from meshcap.folders import VOCABULARY, find_file
-from meshcap.models import load_model
 from meshcap.models.recurrent import reading_order
-from meshcap.text import Vocabulary
-from meshcap.vision import load_vision
 
 MESHCAP = [sys.executable, "-m", "meshcap"]
 STEPS, SCENE = 800, 700_000_025  # a scene of the test split
@@ -91,11 +87,10 @@ def _train(out: Path, name: str, options: list[str]) -> None:
 def harden(soft: Path, out: Path) -> None:
     """The captioner with soft attention as one that looks at a single region, to be trained on: by draws alone, hard
     attention takes far longer to find out where to look."""
-    old = load_model(soft)
-    model = type(old)(replace(old.config, attention="hard"))  # type: ignore[call-arg]
-    model.load_state_dict({**model.state_dict(), **old.state_dict()})
-    words = Vocabulary.load(find_file(soft, VOCABULARY))
-    Captioner(model, words, load_vision(soft)).save_pretrained(out)
+    old = Captioner.from_pretrained(soft, device="cpu")
+    model = type(old.model)(replace(old.model.config, attention="hard"))  # type: ignore[call-arg]
+    model.load_state_dict({**model.state_dict(), **old.model.state_dict()})
+    Captioner(model, old.vocabulary, old.vision).save_pretrained(out)
 
 
 @dataclass(frozen=True)

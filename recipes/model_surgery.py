@@ -28,22 +28,16 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from meshcap.captioner import Captioner, load_calibration
+from meshcap.captioner import Captioner
 from meshcap.errors import MeshcapError
-from meshcap.folders import VOCABULARY, find_file
-from meshcap.models import load_model
-from meshcap.text import Vocabulary
 from meshcap.training.start import resized
-from meshcap.vision import load_vision
 
 Module = TypeVar("Module", bound=nn.Module)
 RELATED = "expected one that was trained on from the other"
 
 
 def read(model: str | Path) -> Captioner:
-    """A captioner whose weights may be changed and saved."""
-    words = Vocabulary.load(find_file(model, VOCABULARY))
-    return Captioner(load_model(model), words, load_vision(model), load_calibration(model))
+    return Captioner.from_pretrained(model, device="cpu", dtype="float32", backend="torch")
 
 
 @torch.no_grad()

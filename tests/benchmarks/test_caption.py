@@ -99,7 +99,7 @@ def test_mistakes(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     for words, told in (
         (("--model", tmp_path / "none"), "no model folder here"),
         (("--model", folder, "--dtype", "auto"), "--dtype is 'auto', expected float32"),
-        (("--model", tmp_path, "--no-peers", "--pictures", 1), "has no vocabulary.json"),
+        (("--model", tmp_path, "--no-peers", "--pictures", 1), "has no config.json"),
     ):
         code, _, err = call(capsys, *words)
         assert code == 2

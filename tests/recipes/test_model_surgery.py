@@ -121,7 +121,7 @@ def test_fewer_bits_caption_alike(dtype: torch.dtype, model: Path, tmp_path: Pat
     # Of a dozen, luck decides: two in ten may differ in 8 bits.
     seen = list(torch.randint(0, 256, (120, 24, 24, 3), dtype=torch.uint8).numpy())
     expected, found = (
-        Captioner.from_pretrained(folder, dtype=kind).caption(seen, max_length=9)
+        Captioner.from_pretrained(folder, dtype=kind).caption(seen, max_words=8)
         for folder, kind in ((model, torch.float32), (tmp_path / "small", dtype))
     )
     assert len({tuple(one.words) for one in expected}) > 3  # they do tell pictures apart
