@@ -97,7 +97,54 @@ def test_sixteen_bits() -> None:
     found = reduced(weights, 16, exact=("d",))
     assert [tensor.dtype for tensor in found.values()] == [torch.float16, *[torch.float32] * 3]
     assert torch.isfinite(found["b"]).all()  # which float16 cannot hold
-    assert refused(lambda: reduced({}, 4)) == "bits is 4, expected 8, 16 or 32"
+    assert refused(lambda: reduced({}, 5)) == "bits is 5, expected 4, 6, 8, 16 or 32"
+
+
+@given(
+    st.integers(0, 1000),
+    st.sampled_from([(256, 64), (5, 2000), (100, 10, 3, 3), (300, 3, 5, 5)]),
+    st.sampled_from([1e-3, 1.0, 100.0]),
+    st.sampled_from([4, 6]),
+)
+def test_groups_move_by_no_more_than_half_a_step(seed: int, shape: tuple[int, ...], loud: float, bits: int) -> None:
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * loud
+    weight[2] = 0.5 * loud
+    found = quantise({"w": weight}, bits=bits)
+    columns = weight[0].numel()
+    groups = -(-columns // 64)
+    assert set(found) == {f"w.q{bits}", "w.step", "w.low"}
+    assert found[f"w.q{bits}"].shape == (shape[0], groups * 64 * bits // 8)
+    again = torch.empty_like(weight)
+    storage.restore(again, found, "w")
+    # Half a step, and what float16 makes of the step and the lowest number themselves.
+    steps = found["w.step"].float().repeat_interleave(64, 1)[:, :columns]
+    lows = found["w.low"].float().abs().repeat_interleave(64, 1)[:, :columns]
+    error = (again - weight).flatten(1).abs()
+    assert (error <= steps * (0.5 + 2**bits * 2**-10) + lows * 2**-10 + 1e-7).all()
+
+
+@pytest.mark.parametrize("bits", [4, 6])
+def test_integers_are_packed_by_hand(bits: int) -> None:
+    integers = torch.randint(0, 2**bits, (3, 64), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
+    content = storage._packed(integers, bits)
+    for row, packed in zip(integers.tolist(), content.tolist(), strict=True):
+        number = int.from_bytes(bytes(packed), "little")
+        assert row == [number >> (bits * place) & (2**bits - 1) for place in range(64)]
+
+
+@pytest.mark.parametrize("bits", [4, 6])
+def test_a_folder_of_few_bits_is_read_back(tiny_is_large: None, tmp_path: Path, bits: int) -> None:
+    model = tiny.build("m2")
+    model.save_pretrained(tmp_path, bits=bits)
+    again = load_model(tmp_path)
+    for (name, weight), other in zip(model.named_parameters(), again.parameters(), strict=True):
+        span = weight.max() - weight.min()
+        assert (weight - other).abs().max() <= span / (2**bits - 1) + 1e-6, name
+    broken = load_file(tmp_path / "model.safetensors")
+    name = next(one for one in broken if one.endswith(".step"))
+    broken[name] = broken[name][:, :0]
+    save_file(broken, tmp_path / "model.safetensors")
+    assert "of shape" in refused(lambda: load_model(tmp_path))
 
 
 def test_largest_error_by_hand() -> None:

@@ -363,10 +363,12 @@ class Captioner:
 
     # Keeping it.
 
-    def save_pretrained(self, folder: str | Path, *, bits: Bits = 32) -> None:
+    def save_pretrained(self, folder: str | Path, *, bits: Bits = 32, vision_bits: Bits | None = None) -> None:
         """Write vision, vocabulary, calibration and model into a folder, each file whole or not at all.
 
-        `bits`: 32 writes weights as they are; 16 and 8 round matrices, for files of half or a quarter of the size.
+        Args:
+            bits: 32 writes weights as they are; 16, 8, 6 and 4 round matrices, for smaller files.
+            vision_bits: of the vision, where it should differ.
         """
         from meshcap.vision import save_vision
 
@@ -378,7 +380,7 @@ class Captioner:
         except OSError as error:
             raise MeshcapError(f"{folder} cannot be made a model folder: {error.strerror}") from error
         if backend.vision is not None:
-            save_vision(backend.vision, folder, bits=bits)
+            save_vision(backend.vision, folder, bits=bits if vision_bits is None else vision_bits)
         self.vocabulary.save(folder / VOCABULARY)
         if self.calibration is not None:
             self.calibration.save(folder)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from meshcap.errors import MeshcapError
 
-Bits = Literal[8, 16, 32]  # of a weight in a file: see `meshcap.weights`
+Bits = Literal[4, 6, 8, 16, 32]  # of a weight in a file: see `meshcap.weights`
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 VOCABULARY, CALIBRATION = "vocabulary.json", "calibration.json"

@@ -17,6 +17,10 @@ SMALL: dict[str, dict[str, Any]] = {
     "efficientnet-lite": {"variant": "lite0", "stride": 16, "preprocess": {"size": 48, "geometry": "crop"}},
     "patches": {"cells": 3, "side": 5, "gain": 2.0},
     "small-cnn": {"channels": [8, 16], "preprocess": {"size": 24, "mean": [0.1, 0.2, 0.3]}},
+    "vit": {
+        "width": 64, "layers": 2, "heads": 2, "d_ff": 256, "patch": 8, "grid": 4, "layer_scale": True, "source": "tests",
+        "preprocess": {"size": 24},
+    },
 }
 
 
@@ -127,7 +131,7 @@ def test_weights_that_do_not_fit(saved: Path) -> None:
     [
         ("{", "is not readable JSON"),
         ("[1]", "holds a list"),
-        ("{}", "no vision is called 'None': expected one of efficientnet-lite, patches, small-cnn, hf-"),
+        ("{}", "no vision is called 'None': expected one of efficientnet-lite, patches, small-cnn, vit, hf-"),
         ('{"vision": "os.system"}', "no vision is called 'os.system'"),
         ('{"vision": "small-cnn", "depth": 3}', "unknown setting 'depth' for"),
         ('{"vision": "small-cnn", "channels": {"a": 1}}', "channels is {'a': 1}"),

@@ -140,6 +140,7 @@ class TorchBackend(Backend):
                 vision = None if self.vision is None else _sharing_copy(self.vision)
                 if vision is not None:
                     vision.fold()
+                    pack(vision)
                 self._prepared = Prepared(model, vision, now)
             return self._prepared
 
@@ -155,6 +156,7 @@ class TorchBackend(Backend):
                 pack(self.model, int8=self.int8)
                 if self.vision is not None:
                     self.vision.fold()
+                    pack(self.vision)
             self.optimized = True
 
     def to(self, device: Any = None, dtype: Any = None) -> None:
@@ -228,13 +230,16 @@ def device_of(name: Any) -> torch.device:
 
 
 def dtype_of(name: Any, device: torch.device) -> torch.dtype:
-    """Numbers to compute with, by name; "auto" is bfloat16 on GPUs made for it, else float32.
+    """Numbers to compute with, by name; "auto" is bfloat16 on GPUs and CPUs with instructions for it, else float32.
 
     Raises:
         MeshcapError: an unknown name.
     """
     if name == "auto":
-        fits = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        if device.type == "cuda":
+            fits = torch.cuda.is_bf16_supported(including_emulation=False)
+        else:
+            fits = device.type == "cpu" and multiplies_bfloat16()
         return torch.bfloat16 if fits else torch.float32
     found = DTYPES.get(name) if isinstance(name, str) else name if name in DTYPES.values() else None
     if found is None:

@@ -211,7 +211,7 @@ class CaptionModel(
         """Write a model folder. (The mixin would begin by deleting the settings of the model that is there.)
 
         Args:
-            bits: 32 writes weights as they are; 16 and 8 round matrices, for a file of half or a quarter of the size.
+            bits: 32 writes weights as they are; 16, 8, 6 and 4 round matrices, for a smaller file.
         """
         if push_to_hub and bits != 32:
             raise MeshcapError(f"the hub is given 32 bits: save {bits} bits into a folder and upload that")

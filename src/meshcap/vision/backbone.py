@@ -44,8 +44,15 @@ class Vision(nn.Module):
         Raises:
             MeshcapError: there are not so many stages, or this vision has none.
         """
-        if count:
+        stages = self.stages()
+        if count and not stages:
             raise MeshcapError(f"frozen_stages is {count}, and {self.name} learns as a whole or not at all: expected 0")
+        if count > len(stages):
+            raise MeshcapError(f"frozen_stages is {count}, and {self.name} has {len(stages)} stages")
+        return [weight for stage in stages[:count] for weight in stage]
+
+    def stages(self) -> list[list[nn.Parameter]]:
+        """Weights in the order in which a picture passes them, for layer-wise learning rates; empty: one for all."""
         return []
 
     def fold(self) -> None:

@@ -17,6 +17,7 @@ from meshcap.regions import Regions
 from meshcap.vision import hf_files
 from meshcap.vision.backbone import Vision, grid_boxes
 from meshcap.vision.preprocess import Geometry, Preprocess, preprocess_of
+from meshcap.vision.vit import KINDS, ViT
 
 
 class HFVision(Vision):
@@ -100,22 +101,19 @@ class HFVision(Vision):
 # Backbones of Hugging Face: every patch, or every cell of the last feature map, is a region.
 #
 # Which numbers describe a patch:
-# - SigLIP, DINOv2, ViT: the last hidden state, after the network's final norm. What comes before the patches (class
-#   token, registers) is dropped: it has no place in the picture.
-# - CLIP: what the last layer *reads*, not what it writes. CLIP is trained through its class token alone: nothing ever
-#   asked the last layer's output for a patch to mean something. That layer is not built.
+# - SigLIP, ViT, DINOv2 with registers: the last hidden state, after the network's final norm. What comes before the
+#   patches (class token, registers) is dropped: it has no place in the picture.
 # - ConvNeXt, ResNet: the last feature map.
+# CLIP and DINOv2 are `meshcap.vision.vit`: they need no transformers.
 #
 # Parts that do not lead to these numbers (poolers, a norm of the pooled vector) are left out, so that every parameter
 # gets a gradient when the backbone is trained.
 
 # Repositories that hold more than a backbone: their model_type -> the class of their settings.
-WHOLE = {"clip": "CLIPConfig", "siglip": "SiglipConfig"}
+WHOLE = {"siglip": "SiglipConfig"}
 
-# What only the pooled vector needs; transformers 4 has CLIP's one level deeper.
+# What only the pooled vector needs.
 UNUSED = {
-    "clip_vision_model": ("post_layernorm", "vision_model.post_layernorm"),
-    "dinov2": ("embeddings.mask_token",),
     "dinov2_with_registers": ("embeddings.mask_token",),
     "convnext": ("layernorm",),
     "convnextv2": ("layernorm",),
@@ -127,9 +125,7 @@ class HFGrid(HFVision):
 
     name = "hf-grid"
     kinds = {  # noqa: RUF012 - a table, read alone
-        "clip_vision_model": "CLIPVision",
         "siglip_vision_model": "SiglipVision",
-        "dinov2": "Dinov2",
         "dinov2_with_registers": "Dinov2WithRegisters",
         "vit": "ViT",
         "convnext": "ConvNext",
@@ -186,7 +182,7 @@ class HFGrid(HFVision):
     def forward(self, pixels: Tensor) -> Regions:
         rows, columns = self._cells(*pixels.shape[-2:])
         options: dict[str, Any] = {}
-        if self.kind in ("clip_vision_model", "siglip_vision_model", "vit"):
+        if self.kind in ("siglip_vision_model", "vit"):
             native = self.config.image_size
             # The others do this unasked, or have no positions.
             options["interpolate_pos_encoding"] = tuple(pixels.shape[-2:]) != (native, native)
@@ -202,14 +198,7 @@ class HFGrid(HFVision):
 def backbone_config(content: dict[str, Any]) -> dict[str, Any]:
     """The settings of the backbone alone, out of those of a repository; others come back as they are."""
     kind = content.get("model_type")
-    config = hf_files.make_config(WHOLE[kind], content).vision_config if kind in WHOLE else None
-    if config is None and kind == "clip_vision_model":
-        config = hf_files.make_config("CLIPVisionConfig", content)
-    if config is None:
-        return content
-    if config.model_type == "clip_vision_model":
-        config.num_hidden_layers -= 1  # see the top of the file
-    return config.to_dict()
+    return hf_files.make_config(WHOLE[kind], content).vision_config.to_dict() if kind in WHOLE else content
 
 
 def _remove(network: nn.Module, path: str) -> None:
@@ -327,7 +316,7 @@ __all__ = ["HFDetector", "HFGrid", "create_hf"]
 
 def create_hf(
     name: str, *, size: int | None = None, geometry: Geometry | None = None, keep: int | None = None
-) -> HFVision:
+) -> Vision:
     """A backbone or a detector by its name on the hub (NAME or NAME@REVISION), or by its folder.
 
     Args:
@@ -340,9 +329,10 @@ def create_hf(
     folder = hf_files.fetch(name)
     content = hf_files.read_json(folder / hf_files.CONFIG)
     kind = content.get("model_type")
-    if kind not in (*WHOLE, *HFGrid.kinds, *HFDetector.kinds):
+    grids = (*KINDS, *WHOLE, *HFGrid.kinds)
+    if kind not in (*grids, *HFDetector.kinds):
         raise MeshcapError(
-            f"{name} is a {kind!r}, expected a backbone ({', '.join((*WHOLE, *HFGrid.kinds))}) "
+            f"{name} is a {kind!r}, expected a backbone ({', '.join(grids)}) "
             f"or a detector ({', '.join(HFDetector.kinds)})"
         )
     # RT-DETR alone reads colours from 0 to 1 as they are, and its files need not say so.
@@ -354,4 +344,6 @@ def create_hf(
         return HFDetector(config=content, keep=keep, **settings)
     if keep is not None:
         raise MeshcapError(f"keep is {keep}, and {name} is a backbone: its regions are all cells of its grid")
+    if kind in KINDS:
+        return ViT.from_huggingface(folder, content, source=name, preprocess=preprocess)
     return HFGrid(config=backbone_config(content), **settings)

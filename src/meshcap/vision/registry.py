@@ -26,9 +26,10 @@ from meshcap.folders import (
 )
 from meshcap.vision.backbone import Patches, SmallCNN, Vision
 from meshcap.vision.efficientnet import VARIANTS, EfficientNetLite, load_imagenet
+from meshcap.vision.vit import ViT
 from meshcap.weights import SkipInit, load_weights, save_weights, stored
 
-VISIONS: dict[str, type[Vision]] = {kind.name: kind for kind in (EfficientNetLite, Patches, SmallCNN)}
+VISIONS: dict[str, type[Vision]] = {kind.name: kind for kind in (EfficientNetLite, Patches, SmallCNN, ViT)}
 
 
 def create_vision(spec: str, *, size: int | None = None, geometry: str | None = None, **settings: Any) -> Vision:
@@ -57,7 +58,7 @@ def create_vision(spec: str, *, size: int | None = None, geometry: str | None = 
     if name == "efficientnet" and variant in VARIANTS:
         _expect_settings(EfficientNetLite, spec, settings, but=("variant",))
         return load_imagenet(variant, **settings)
-    if spec == EfficientNetLite.name or spec not in VISIONS:
+    if spec in (EfficientNetLite.name, ViT.name) or spec not in VISIONS:
         choices = (*(f"efficientnet-{variant}" for variant in VARIANTS), Patches.name, SmallCNN.name, "hf:NAME")
         raise MeshcapError(f"no vision is called {spec!r}: expected one of {', '.join(choices)}")
     _expect_settings(VISIONS[spec], spec, settings)
