@@ -18,8 +18,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "patches": {"cells": 3, "side": 5, "gain": 2.0},
     "small-cnn": {"channels": [8, 16], "preprocess": {"size": 24, "mean": [0.1, 0.2, 0.3]}},
     "vit": {
-        "width": 64, "layers": 2, "heads": 2, "d_ff": 256, "patch": 8, "grid": 4, "layer_scale": True, "source": "tests",
-        "preprocess": {"size": 24},
+        "width": 64, "layers": 2, "heads": 2, "d_ff": 256, "patch": 8, "grid": 4, "layer_scale": True,
+        "source": "tests", "preprocess": {"size": 24},
     },
 }
 
