@@ -14,7 +14,7 @@ import gc
 import json as json_format
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -41,25 +41,24 @@ from benchmarks.mechanisms_results import (
     speed_plot,
 )
 from benchmarks.side_by_side import Job, Work, failures, in_turn, side_by_side
-from meshcap.cli.train import with_others
-from meshcap.data import Sample, read_dataset
-from meshcap.data.dataset import without
+from meshcap.data import Sample
 from meshcap.data.workers import cores
 from meshcap.errors import FailedError, MeshcapError
+from meshcap.evaluation.evaluation import evaluate
 from meshcap.files import write_text
 from meshcap.machine import machine
 from meshcap.metrics.meteor import meteor as meteor_measures
 from meshcap.metrics.result import Missing
 from meshcap.text.tokenizers import tokenize_each
+from meshcap.training.build import Parts, build
 from meshcap.training.checkpoint import Position
 from meshcap.training.distributed import World
-from meshcap.training.examine import graded
-from meshcap.training.eyes import see
-from meshcap.training.progress import Watch
-from meshcap.training.run import Run, fingerprint, with_val
-from meshcap.training.settings import TrainSettings
-from meshcap.training.start import begin
-from meshcap.training.tasks import Parts, autocast
+from meshcap.training.folder import fingerprint
+from meshcap.training.log import Watch
+from meshcap.training.pictures import regions_of
+from meshcap.training.run import Run, read_split_data
+from meshcap.training.settings import TrainSettings, parse
+from meshcap.training.tasks import autocast
 
 PAGE, PLOT, SPEED = "mechanisms.md", "mechanisms.svg", "mechanisms-speed.svg"
 TOGETHER = 8  # runs that METEOR scores at once: it takes seconds to start, and what it has scored is kept after each
@@ -91,14 +90,14 @@ def cases(layers: int = 3) -> list[Case]:
     found += [Case("hierarchical", "hierarchical"), Case("ntm", "ntm"), Case("hopfield", "hopfield")]
     found.append(Case("hopfield, no self-attention", "hopfield", {"self_attention": False}))
     for depth in (layers, 2 * layers):
-        deep = {"encoder_layers": depth, "decoder_layers": depth}
+        deep = {"model.encoder_layers": depth, "model.decoder_layers": depth}
         found.append(Case(f"transformer, {depth} layers", "transformer", {}, deep))
-    found.append(Case(REFERENCE, "m2", {}, {"slots": SLOTS}))
+    found.append(Case(REFERENCE, "m2", {}, {"model.slots": SLOTS}))
     for slots in (0, 20, 60, 80):
-        found.append(Case(f"m2, {slots} slots" if slots else "m2, no memory", "m2", {}, {"slots": slots}))
+        found.append(Case(f"m2, {slots} slots" if slots else "m2, no memory", "m2", {}, {"model.slots": slots}))
     for name, option in (("last level", {"mesh": "last"}), ("one-to-one", {"mesh": "one-to-one"})):
-        found.append(Case(f"m2, {name}", "m2", option, {"slots": SLOTS}))
-    found.append(Case("m2, softmax gates", "m2", {"gates": "softmax"}, {"slots": SLOTS}))
+        found.append(Case(f"m2, {name}", "m2", option, {"model.slots": SLOTS}))
+    found.append(Case("m2, softmax gates", "m2", {"gates": "softmax"}, {"model.slots": SLOTS}))
     return found
 
 
@@ -151,20 +150,23 @@ def bench_mechanisms(
     if jobs > 1 and world.size > 1:
         raise MeshcapError(f"{jobs} jobs in each of {world.size} processes: give --jobs without torchrun")
     settings = settings.but(
-        model=REFERENCE, stages=("xe",), train_vision=False, augment=0.0, region_dropout=0.0, patience=0, track=(),
-        encoder_layers=layers, decoder_layers=layers,
+        {
+            "model.name": REFERENCE, "model.encoder_layers": layers, "model.decoder_layers": layers,
+            "xe.lr_vision": 0.0, "xe.augment": 0.0, "xe.region_dropout": 0.0,
+            "run.stages": ("xe",), "run.patience": 0, "run.track": (),
+        }
     )  # fmt: skip
     if (before := done_before(settings, out, names, seeds, timing)) is not None:
         return written(out, before, names)
     base = prepared(settings, world, watch)
     everything = fingerprint(base.train, base.val)
     bench = Bench(
-        signature=signature(base.settings.to_dict(), everything),
+        signature=signature(base.settings.flat(), everything),
         machine=machine(world.device),
         seeds=seeds,
         layers=layers,
-        asked=comparable(settings.to_dict()),
-        settings=base.settings.to_dict(),
+        asked=comparable(settings.flat()),
+        settings=base.settings.flat(),
         data=everything,
         references=fingerprint(base.val),
         counts={"train": len(base.train), "test" if base.data.split("test") else "val": len(base.val)},
@@ -174,7 +176,7 @@ def bench_mechanisms(
     # All cases once, then again: a bench that is stopped has something of each.
     left = [(name, seed) for seed in seeds for name in names if (name, seed) not in results.runs]
     if untimed or (left and jobs == 1):
-        base.open_eyes()  # what is missing is told before a file is made
+        base.read_pictures()  # what is missing is told before a file is made
     out.mkdir(parents=True, exist_ok=True)
     bench.save(out)
 
@@ -194,8 +196,10 @@ def bench_mechanisms(
         failed = in_turn(work_of(base, layers), left, finished, lost)
     else:
         own = base.settings.but(
-            threads=base.settings.threads or max(1, cores() // jobs),
-            workers=base.settings.workers or max(1, cores() // jobs),
+            {
+                "run.threads": base.settings.run.threads or max(1, cores() // jobs),
+                "data.workers": base.settings.data.workers or max(1, cores() // jobs),
+            }
         )
         del base  # what it has seen would take room that the workers need
         gc.collect()
@@ -219,7 +223,7 @@ def done_before(
     results = Results.read(out, bench.signature)
     done = all((name, seed) in results.runs for name in names for seed in seeds)
     done = done and not (timing and any(name not in results.timings for name in names))
-    if not done or bench.asked != comparable(settings.to_dict()) or bench.data != fingerprint(*splits(settings)):
+    if not done or bench.asked != comparable(settings.flat()) or bench.data != fingerprint(*splits(settings)):
         return None
     return replace(bench, seeds=seeds)
 
@@ -239,14 +243,14 @@ def bench_meteor(data: str, out: Path, *, only: Sequence[str] = (), say: Say = l
     if missing or not names:
         named = f", for one {missing[0][0]} with seed {missing[0][1]}" if missing else ""
         raise MeshcapError(f"{out} is not finished{named}: run the bench without --meteor first")
-    samples = splits(TrainSettings.from_dict(bench.settings).but(data=data, without=None))[1]
+    samples = splits(TrainSettings.named(bench.settings).but({"data.path": data, "data.without": None}))[1]
     if fingerprint(samples) != bench.references:
         raise MeshcapError(f"{data} does not hold the pictures and captions that {out} was judged on: give those")
     left = [(name, seed) for seed in bench.seeds for name in names if "METEOR" not in results.runs[name, seed]]
     for start in range(0, len(left), TOGETHER):
         some = left[start : start + TOGETHER]
         said = [[results.runs[job]["said"][sample.id] for sample in samples] for job in some]
-        for (name, seed), found in zip(some, meteors(said, samples, bench.settings["tokenizer"]), strict=True):
+        for (name, seed), found in zip(some, meteors(said, samples, bench.settings["data.tokenizer"]), strict=True):
             results.add(name, {"meteor": True, "METEOR": found}, seed)
             say(f"{name}, seed {seed}: METEOR {100 * found:.1f}")
     return written(out, bench, names)
@@ -276,11 +280,8 @@ def written(out: Path, bench: Bench, names: Sequence[str]) -> list[Row]:
 
 def splits(settings: TrainSettings) -> tuple[list[Sample], list[Sample]]:
     """What `prepared` learns from and judges on, without a model."""
-    data = read_dataset(settings.data, pictures=None if settings.pictures is None else Path(settings.pictures))
-    data = with_val(data, settings.val_share)
-    if settings.without is not None:
-        data = without(data, Path(settings.without))
-    val = data.split("val")[: settings.val_pictures or None]
+    data = read_split_data(settings)
+    val = data.split("val")[: settings.data.val_pictures or None]
     return data.split("train"), data.split("test") or val
 
 
@@ -294,7 +295,7 @@ def prepared(settings: TrainSettings, world: World, watch: Watch) -> Run:
 def worker(settings: TrainSettings, device: str, layers: int) -> Work:
     """A process of its own gets ready: it reads the data and looks at the pictures itself."""
     base = prepared(settings, World(torch.device(device)), Watch(0, Console(quiet=True), quiet=True))
-    base.open_eyes()
+    base.read_pictures()
     return work_of(base, layers)
 
 
@@ -308,12 +309,12 @@ def timing_of(base: Run, layers: int) -> Work:
     return lambda job: speed_of(base, known[job[0]], job[1])
 
 
-def started(base: Run, case: Case, seed: int, **changes: Any) -> Run:
+def started(base: Run, case: Case, seed: int, changes: Mapping[str, Any] | None = None) -> Run:
     """A run of a case from new weights; the same eyes, and what they saw, for all."""
-    own = {"slots": None, **case.changes, **changes}
-    settings = base.settings.but(**own, model=case.model, options=case.options, seed=seed)
+    own = {"model.slots": None, **case.changes, **(changes or {}), "model.name": case.model, "run.seed": seed}
+    settings = base.settings.but(own | {f"model.{name}": value for name, value in case.options.items()})
     torch.manual_seed(seed)
-    model = begin(settings, base.tokens, base.store).model.to(base.world.device)
+    model = build(settings, base.tokens, base.store).model.to(base.world.device)
     return replace(base, settings=settings, parts=Parts(model, base.parts.vocabulary, base.parts.vision))
 
 
@@ -331,8 +332,9 @@ def judged(base: Run, case: Case, seed: int) -> dict[str, Any]:
     if not all(bool(torch.isfinite(weight).all()) for weight in model.parameters()):
         raise FailedError("weights are no longer finite after training, lower the rate")
     with trainer.average.applied():
-        captions = run.examiner(False, beams=BEAMS).captions()
-    result = graded(run.val, captions, tokenizer=run.settings.tokenizer, metrics=("bleu", "CIDEr")).result
+        captions = run.validator("xe", beams=BEAMS).captions()
+    tokenizer, metrics = run.settings.data.tokenizer, ("bleu", "CIDEr")
+    result = evaluate(None, run.val, captions=captions, tokenizer=tokenizer, metrics=metrics).result
     return {
         "weights": sum(weight.numel() for weight in model.parameters()),
         "seconds": seconds,  # for the log: beside other runs they say little
@@ -348,7 +350,7 @@ def speed_of(base: Run, case: Case, seed: int) -> dict[str, Any]:
     device = base.world.device
     gpu = device.type == "cuda"
     warm, count = (5, 20) if gpu else (1, 3)
-    run = started(base, case, seed, xe_steps=warm + count)
+    run = started(base, case, seed, {"xe.steps": warm + count})
     trainer = run.trainer("xe", Position("xe"))
     trainer.task.ready()
     start = 0.0
@@ -359,19 +361,19 @@ def speed_of(base: Run, case: Case, seed: int) -> dict[str, Any]:
         trainer.step(step)
     synchronised(device)
     taken = time.perf_counter() - start
-    examiner = run.examiner(False, beams=BEAMS)
+    validator = run.validator("xe", beams=BEAMS)
     if run.parts.vision is not None:
         run.parts.vision.eval()
     pictures = len(run.val) if gpu else min(64, len(run.val))
-    longest = min(WORDS, run.settings.max_length)
+    longest = min(WORDS, run.settings.data.max_length)
 
     @torch.no_grad()
     def search() -> float:
         start = time.perf_counter()
-        for block in torch.arange(pictures).split(examiner.batch):
-            with autocast(device, examiner.dtype):
-                regions = see(run.parts.vision, examiner.eyes.view(block, training=False))
-            examiner.captioner.describe(regions, beams=BEAMS, min_words=longest - 1, max_words=longest - 1)
+        for block in torch.arange(pictures).split(validator.batch):
+            with autocast(device, validator.dtype):
+                regions = regions_of(run.parts.vision, validator.views.view(block, training=False))
+            validator.captioner.describe(regions, beams=BEAMS, min_words=longest - 1, max_words=longest - 1)
         synchronised(device)
         return time.perf_counter() - start
 
@@ -403,7 +405,7 @@ def command(
     ] = None,
     features: Annotated[Path | None, typer.Option(help="Precomputed regions instead of pictures.")] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Any other training setting, as in d_model=256.")
+        list[str] | None, typer.Option("--set", help="Any other training setting, as in model.d_model=256.")
     ] = None,
     jobs: Annotated[
         int, typer.Option(min=1, help="Runs side by side, each in a process of its own; on a GPU far sooner done.")
@@ -435,10 +437,10 @@ def command(
     else:
         where = set_up(device, threads)
         given = {
-            "data": data, "out": str(out), "model": "m2", "vision": vision, "xe_steps": steps, "threads": threads,
-            "features": None if features is None else str(features),
+            "data.path": data, "run.out": str(out), "model.vision": vision, "xe.steps": steps,
+            "run.threads": threads, "data.features": None if features is None else str(features),
         }  # fmt: skip
-        settings = with_others(given, set_ or [])
+        settings = TrainSettings.named(given | dict(parse(one) for one in set_ or []))
         world = World.join(where)
         try:
             with Watch(0, console, quiet=True) as watch:

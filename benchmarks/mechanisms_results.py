@@ -25,7 +25,7 @@ REFERENCE = "m2"  # what all others are compared with
 RESULTS, BENCH = "results.jsonl", "bench.json"
 RESAMPLES = 1000
 # Settings that say where things are or how the work is shared out: results do not depend on them.
-ELSEWHERE = ("data", "out", "seed", "model", "threads", "workers")
+ELSEWHERE = ("data.path", "run.out", "run.seed", "model.name", "run.threads", "data.workers")
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ def page(rows: Sequence[Row], bench: Bench, beams: int, words: int) -> str:
     """
     pictures = ", ".join(f"{count:,} {split}" for split, count in bench.counts.items())
     told = (
-        f"Pictures: {pictures}. Each captioner: {bench.settings['xe_steps']:,} steps of {bench.settings['batch']} "
+        f"Pictures: {pictures}. Each captioner: {bench.settings['xe.steps']:,} steps of {bench.settings['xe.batch']} "
         f"pictures by cross-entropy, {len(bench.seeds)} seed{'s' * (len(bench.seeds) > 1)}; beam {beams}; "
         f"{bench.machine}."
     )

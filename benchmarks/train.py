@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy
 import torch
@@ -30,15 +30,16 @@ from meshcap.models import M2, M2Config
 from meshcap.regions import Regions
 from meshcap.text import Vocabulary
 from meshcap.training.augment import augment
+from meshcap.training.build import Parts
 from meshcap.training.captions import CaptionTable
 from meshcap.training.checkpoint import Position
 from meshcap.training.distributed import World
-from meshcap.training.eyes import Kept, View
-from meshcap.training.optimiser import Average, make_optimiser, named_weights
-from meshcap.training.settings import TrainSettings
-from meshcap.training.tasks import CrossEntropy, Parts, SelfCritical, Task
+from meshcap.training.losses import xe_loss
+from meshcap.training.optimizer import Average, make_optimizer, named_weights
+from meshcap.training.pictures import CachedRegions, View
+from meshcap.training.settings import RunSettings, SCSTSettings, XESettings
+from meshcap.training.tasks import CrossEntropy, SelfCritical
 from meshcap.training.trainer import Trainer
-from meshcap.training.xe import xe_loss
 from meshcap.vision import Vision, create_vision
 from meshcap.vision.backbone import grid_boxes
 
@@ -64,7 +65,7 @@ def made_up_captions(pictures: int, rng: numpy.random.Generator) -> tuple[list[l
 
 
 class Noise:
-    """Eyes that show augmented noise: everything `Looking` does but reading files."""
+    """Augmented noise: everything `PixelViews` does but reading files."""
 
     def __init__(self, count: int, size: int, device: torch.device, strength: float):
         self.pixels = torch.randint(0, 256, (count, 3, size, size), dtype=torch.uint8, device=device)
@@ -115,9 +116,8 @@ def bench_train(
             torch.cuda.reset_peak_memory_stats(device)
         sees = kind == "pictures"
         count = min(pictures, batch * 4 if kind == "cells" else batch)
-        settings = TrainSettings(
-            data="", out="", batch=count, precision="bfloat16", label_smoothing=0.1, augment=0.5, region_dropout=0.0
-        )
+        xe = XESettings(steps=10_000, batch=count, label_smoothing=0.1, augment=0.5, region_dropout=0.0)
+        options: dict[str, Any] = {"precision": torch.bfloat16, "compiled": compiled}
         vision: Vision | None = create_vision(vision_name, size=size).to(device) if sees else None
         world = World(device)
         model = M2(
@@ -134,19 +134,21 @@ def bench_train(
             )
         ).to(device)
         parts = Parts(model, vocabulary, vision)
-        task: Task
+        task: CrossEntropy | SelfCritical
         if sees:
-            eyes = Noise(min(pictures, 4 * batch), size, device, 0.5)
-            task = CrossEntropy(parts, eyes, few(table, len(eyes)), settings, world, compiled=compiled)
+            noise = Noise(min(pictures, 4 * batch), size, device, 0.5)
+            task = CrossEntropy(parts, noise, few(table, len(noise)), xe, world, **options)
         else:
-            cells = Kept(noise_cells(min(pictures, 16 * batch), device), device, count=min(pictures, 16 * batch))
+            some = min(pictures, 16 * batch)
+            cells = CachedRegions(noise_cells(some, device), device, count=some)
             if kind == "cells":
-                task = CrossEntropy(parts, cells, few(table, len(cells)), settings, world, compiled=compiled)
+                task = CrossEntropy(parts, cells, few(table, len(cells)), xe, world, **options)
             else:
                 references = [[vocabulary.encode(caption) for caption in captions] for captions in tokens]
                 reward = CiderReward(references, eos=vocabulary.eos, pad=vocabulary.pad)
-                task = SelfCritical(parts, cells, reward, table, settings, world, compiled=compiled)
-        return timed_row(kind, task, parts, settings, world, count, steps, rates, compiled=compiled)
+                scst = SCSTSettings(steps=10_000, batch=count)
+                task = SelfCritical(parts, cells, reward, table, scst, world, max_length=21, **options)
+        return timed_row(kind, task, parts, world, count, steps, rates, compiled=compiled)
 
     for kind in work:
         with optional_row(lambda why, kind=kind: rows.append(Row(NAMES[kind], "", None, missing=why))):  # type: ignore[misc]
@@ -172,7 +174,6 @@ def timed_row(
     kind: str,
     task: CrossEntropy | SelfCritical,
     parts: Parts,
-    settings: TrainSettings,
     world: World,
     count: int,
     steps: int,
@@ -184,17 +185,16 @@ def timed_row(
     trainer = Trainer(
         task=task,
         weights=weights,
-        optimiser=make_optimiser(weights, lr=1e-4, lr_vision=1e-5, decay=0.05, device=world.device),
+        optimizer=make_optimizer(weights, lr=1e-4, lr_vision=1e-5, weight_decay=0.05, device=world.device),
         average=Average(weights, 0.0),
         position=Position(kind),
-        steps=10_000,
-        batch=count,
-        pictures=len(task.eyes),
-        settings=settings,
+        pictures=len(task.views),
+        stage=task.settings,
+        settings=RunSettings(out="", precision="bfloat16"),
         world=world,
-        run=None,  # type: ignore[arg-type]
-        examiner=None,  # type: ignore[arg-type]
-        keep_best=lambda exam: None,
+        folder=None,  # type: ignore[arg-type]
+        validator=None,  # type: ignore[arg-type]
+        keep=lambda: None,
         watch=None,  # type: ignore[arg-type]
     )
     task.ready()
@@ -210,13 +210,14 @@ def timed_row(
 
     seconds = paced(step, world.device, steps)
     words = float(task.table.lengths.mean())
-    captions = count * (settings.samples if kind == "scst" else task.captions)
+    samples = task.settings.samples if isinstance(task, SelfCritical) else task.captions
+    captions = count * samples
     config = parts.model.config
     assert isinstance(config, M2Config)
     forward = operations(
         config, pictures=count, regions=CELLS, words=round(captions / count * words), history=round(words)
     )
-    said = f"{settings.samples} samples" if kind == "scst" else "5 captions"
+    said = f"{samples} {'samples' if kind == 'scst' else 'captions'}"
     if parts.vision is not None:
         forward += count * vision_operations(parts.vision)
     notes = {"pictures/s": f"{count / seconds:,.0f}"}

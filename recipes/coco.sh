@@ -25,16 +25,16 @@ meshcap data check "$out/packed" --leave-out "$out/without.txt" || [[ $? -eq 1 ]
 # compiling, 797 s of self-critical training (3,100 pictures/s), with their validations. --resume goes on after whatever happens.
 # Half of the views look like badly compressed JPEG (compress), a fifth of the cells is hidden (region_dropout).
 meshcap train "$out/packed" --without "$out/without.txt" --out "$out/run" --seed 1 \
-    --model m2 --set d_model=448 --set heads=7 --set d_ff=1536 --set slots=40 --set tied_words=true \
-    --vision efficientnet-lite2 --size 288 --train-vision --set frozen_stages=2 \
-    --min-count 5 --max-words 9500 \
-    --batch 256 --set captions=5 --xe-steps 4300 --lr 5e-4 --set lr_vision=1e-4 \
-    --set dropout=0.1 --set label_smoothing=0.1 --set augment=0.7 --set compress=0.5 --set region_dropout=0.21 \
-    --set ema=0.999 \
-    --scst-steps 9400 --set scst_batch=256 --samples 5 --scst-lr 5e-5 --set scst_lr_vision=1.5e-5 \
-    --set scst_augment=0.5 --set scst_region_dropout=0.21 --set scst_ema=0.999 --set xe_weight=0 \
-    --set validate_every=1500 --set patience=0 --set checkpoint_every=5000 \
-    --set compile=true --set precision=bfloat16
+    --model m2 --set model.d_model=448 --set model.heads=7 --set model.d_ff=1536 --set model.slots=40 --set model.tied_words=true \
+    --vision efficientnet-lite2 --size 288 --set model.frozen_stages=2 \
+    --set data.min_count=5 --set data.vocabulary=9500 \
+    --batch 256 --set xe.captions=5 --xe-steps 4300 --lr 5e-4 --set xe.lr_vision=1e-4 \
+    --set model.dropout=0.1 --set xe.label_smoothing=0.1 --set xe.augment=0.7 --set xe.compress=0.5 --set scst.compress=0.5 --set xe.region_dropout=0.21 \
+    --set xe.ema=0.999 \
+    --scst-steps 9400 --set scst.batch=256 --set scst.samples=5 --scst-lr 5e-5 --set scst.lr_vision=1.5e-5 \
+    --set scst.augment=0.5 --set scst.region_dropout=0.21 --set scst.ema=0.999 --set scst.xe_weight=0 \
+    --set run.validate_every=1500 --set run.patience=0 --set run.checkpoint_every=5000 \
+    --set run.compile=true --set run.precision=bfloat16
 
 # Shown larger pictures than it learned from: chosen on val. The pictures it learned from had 256 pixels, so larger ones are first
 # made as small (--pre-resize).

@@ -33,8 +33,9 @@ from meshcap.errors import MeshcapError
 from meshcap.explain.heatmap import wrapped
 from meshcap.files import write_file
 from meshcap.training.distributed import World
-from meshcap.training.folder import make_folder
-from meshcap.training.progress import Watch
+from meshcap.training.folder import claimed
+from meshcap.training.log import Watch
+from meshcap.training.plan import total_steps
 from meshcap.training.run import Run
 from meshcap.training.settings import TrainSettings
 
@@ -49,22 +50,23 @@ console = Console(highlight=False)
 
 def train(scenes: Path, out: Path, *, steps: int | None = None, scst_steps: int | None = None, seed: int = 0) -> Run:
     """A captioner of these scenes in a new folder, with the settings that `meshcap train` would choose."""
-    settings = TrainSettings(
-        data=str(scenes),
-        out=str(out),
-        vision="small-cnn",
-        stages=("xe",) if scst_steps == 0 else ("xe", "scst"),
-        xe_steps=steps,
-        scst_steps=scst_steps or None,
-        seed=seed,
-        track=(),
+    settings = TrainSettings.named(
+        {
+            "data.path": str(scenes),
+            "model.vision": "small-cnn",
+            "xe.steps": steps,
+            "scst.steps": scst_steps or None,
+            "run.out": str(out),
+            "run.stages": ("xe",) if scst_steps == 0 else ("xe", "scst"),
+            "run.seed": seed,
+            "run.track": (),
+        }
     )
     with Watch(0, console) as watch:
         run = Run.prepare(settings, World.join(torch.device("cpu")), watch)
-        stages = {"xe": run.settings.xe_steps, "scst": run.settings.scst_steps}
-        watch.expect(sum(stages[stage] or 0 for stage in run.settings.stages))
-        make_folder(out)
-        run.fit()
+        watch.expect(total_steps(run.settings))
+        with claimed(out, resume=False):
+            run.fit()
     return run
 
 

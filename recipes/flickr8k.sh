@@ -27,11 +27,11 @@ with open(file, "w") as without:
 PYTHON
         without=(--without "$out/without-$1.txt")
     fi
-    meshcap train "$data" --from default --out "$out/$1" "${without[@]}" --seed 1 --size 288 --train-vision \
-        --xe-steps "$2" --scst-steps "$3" --batch "$4" --set scst_batch="$4" --lr "$6" --set lr_vision=3e-5 \
-        --scst-lr "$7" --set scst_lr_vision=5e-6 --set scst_augment=0.25 --set scst_ema=0.99 \
-        --set augment=0.5 --set region_dropout=0.1 --set ema=0.99 --set validate_every="$5" --set patience=0 \
-        --set compile=false --set precision=bfloat16
+    meshcap train "$data" --from default --out "$out/$1" "${without[@]}" --seed 1 --size 288 \
+        --xe-steps "$2" --scst-steps "$3" --batch "$4" --set scst.batch="$4" --lr "$6" --set xe.lr_vision=3e-5 \
+        --scst-lr "$7" --set scst.lr_vision=5e-6 --set scst.augment=0.25 --set scst.ema=0.99 \
+        --set xe.augment=0.5 --set xe.region_dropout=0.1 --set xe.ema=0.99 --set run.validate_every="$5" --set run.patience=0 \
+        --set run.compile=false --set run.precision=bfloat16
     meshcap evaluate "$out/$1" "$data" --split test --out "$out/$1/test"
 }
 

@@ -30,7 +30,7 @@ from torch import nn
 
 from meshcap.captioner import Captioner
 from meshcap.errors import MeshcapError
-from meshcap.training.start import resized
+from meshcap.training.build import resized
 
 Module = TypeVar("Module", bound=nn.Module)
 RELATED = "expected one that was trained on from the other"

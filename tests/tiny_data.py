@@ -11,12 +11,23 @@ from pathlib import Path
 
 from meshcap import cli
 from meshcap.data.scenes import draw_scene
+from meshcap.training.settings import setting_names
 
 # The smallest captioner that still has every part: two layers would test nothing more.
 SMALL = {
     "d_model": 16, "heads": 2, "d_ff": 32, "encoder_layers": 1, "decoder_layers": 1, "slots": 2,
     "workers": 1, "val_beams": 2, "scst_batch": 4, "validate_every": 4, "captions": 3, "lr": 5e-4,
+    "scst_captions": 3, "samples": 3, "min_count": 1,
 }  # fmt: skip
+
+
+def setting_name(name: str) -> str:
+    """The full name of a setting that a keyword names: lr is xe.lr, scst_lr is scst.lr, d_model is model.d_model."""
+    known = list(setting_names())
+    stage, _, own = name.partition("_")
+    if stage in ("xe", "scst") and f"{stage}.{own}" in known:
+        return f"{stage}.{own}"
+    return next((one for one in known if one.partition(".")[2] == name), f"model.{name}")
 
 
 def scenes(folder: Path, *, train: int = 20, val: int = 4, test: int = 0, size: int = 48) -> Path:
@@ -50,14 +61,14 @@ def train_words(
     stages = ",".join(name for name, steps in (("xe", xe), ("scst", scst)) if steps)
     steps = [word for name, count in (("xe", xe), ("scst", scst)) if count for word in (f"--{name}-steps", count)]
     words: list[object] = ["train", data, "--out", out, "--stages", stages, *steps, "--batch", 4, "--device", "cpu"]
-    words += ["--threads", 1, "--track", "none", "--samples", 3, "--min-count", 1]
+    words += ["--threads", 1, "--track", "none"]
     if vision is not None:
         words += ["--vision", vision]
         if vision == "patches":
             words += ["--size", 48]
     small = {name: value for name, value in SMALL.items() if not ("--from" in more and name in SIZES)}
     for name, value in {**small, **settings}.items():
-        words += ["--set", f"{name}={json.dumps(value)}"]
+        words += ["--set", f"{setting_name(name)}={json.dumps(value)}"]
     return [str(word) for word in [*words, *more]]
 
 

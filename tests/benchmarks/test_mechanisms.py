@@ -20,7 +20,8 @@ from meshcap.models import MODELS
 from meshcap.training.run import Run
 
 SETTINGS = {
-    "d_model": 16, "heads": 2, "d_ff": 32, "batch": 4, "captions": 2, "workers": 1, "size": 48, "min_count": 1,
+    "model.d_model": 16, "model.heads": 2, "model.d_ff": 32, "model.size": 48, "xe.batch": 4, "xe.captions": 2,
+    "data.workers": 1, "data.min_count": 1,
 }  # fmt: skip
 
 
@@ -155,7 +156,7 @@ def test_speed_is_measured_once_and_the_rest_added_without_eyes(
     def closed(run: Run) -> None:
         raise AssertionError("nothing is left to look at")
 
-    monkeypatch.setattr(Run, "open_eyes", closed)
+    monkeypatch.setattr(Run, "read_pictures", closed)
     monkeypatch.setattr(Run, "prepare", closed)
     before = results.read_text()
     assert launch(words(data, tmp_path, *only, "--jobs", 2)) == 0

@@ -11,7 +11,6 @@ import pytest
 import tiny_data
 from meshcap.calibration import CALIBRATION, FEWEST, Calibration
 from meshcap.captioner import Captioner
-from meshcap.decoding import Beam
 from meshcap.evaluation.content_words import used_shares
 
 VAL = 30
@@ -50,7 +49,8 @@ def test_training_ends_with_it(data: Path, trained: Path) -> None:
     figures = json.loads((trained / "scores.json").read_text("utf-8"))["val"]["confidence"]
     assert figures["captions"] == VAL and figures["mean_share"] == pytest.approx(numpy.mean(shares))
     first = said[0]
-    caption = Captioner.from_pretrained(trained).caption(data.parent / first["image_id"], max_length=21)
+    captioner = Captioner.from_pretrained(trained)
+    caption = captioner.caption(data.parent / first["image_id"], max_words=20, good_endings=False)
     assert first["confidence"] == pytest.approx(caption.confidence, abs=1e-3)
     assert first["confidence"] == pytest.approx(found.apply(first["log_probs"]), abs=1e-3)
     assert caption.probability == pytest.approx(numpy.exp(numpy.mean(first["log_probs"])), abs=1e-3)
@@ -79,7 +79,7 @@ def test_the_captioner_then_says_what_was_measured(
     # The same captions by hand: what people used of them, and what the captioner now says of itself.
     val = [one for one in tiny_data.read_lines(data) if one["split"] == "val"]
     captioner = Captioner.from_pretrained(run)
-    said = captioner.caption([data.parent / one["image"] for one in val], strategy=Beam(2), max_length=20)
+    said = captioner.caption([data.parent / one["image"] for one in val], beams=2, good_endings=False)
     shares = numpy.array(used_shares([one.text for one in said], [one["captions"] for one in val]))
     assert told["mean_share"] == pytest.approx(shares.mean())
     plain = numpy.exp([numpy.mean(one.log_probs) for one in said])

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from dataclasses import fields
 from pathlib import Path
@@ -14,7 +15,8 @@ from safetensors.torch import load_file, save_file
 import tiny_data
 from meshcap import Captioner
 from meshcap.text import Vocabulary
-from meshcap.training.settings import TrainSettings
+from meshcap.training.folder import claimed
+from meshcap.training.settings import RECORDS, TrainSettings, setting_names
 from meshcap.training.trainer import Trainer
 
 
@@ -71,7 +73,7 @@ def test_the_run_folder_captions_pictures(data: Path, run: Path) -> None:
     """As the report says it did: the file of captions comes from the model that lies there."""
     captioner = Captioner.from_pretrained(run)
     for one in json.loads((run / "captions-val.json").read_text()):
-        caption = captioner.caption(data.parent / one["image_id"], max_length=21, min_length=2)
+        caption = captioner.caption(data.parent / one["image_id"], max_words=20, good_endings=False)
         assert caption.text == one["caption"]
 
 
@@ -89,7 +91,7 @@ def test_what_is_told_at_the_end_is_of_the_best_model(data: Path, tmp_path: Path
     assert json.loads((tmp_path / "run" / "scores.json").read_text())["best_step"] == 4
     captioner = Captioner.from_pretrained(tmp_path / "run")
     for one in json.loads((tmp_path / "run" / "captions-val.json").read_text()):
-        caption = captioner.caption(data.parent / one["image_id"], max_length=21)
+        caption = captioner.caption(data.parent / one["image_id"], max_words=20, good_endings=False)
         assert caption.text == one["caption"]
         assert caption.confidence == pytest.approx(one["confidence"], abs=1e-3)
 
@@ -123,73 +125,100 @@ def test_dry_run_tells_and_writes_nothing(data: Path, tmp_path: Path, capsys: py
     assert not content(tmp_path)
 
 
+OTHER = {
+    "data": {
+        "path": "d", "pictures": "p", "features": "f", "without": "w", "val_share": 0.3, "val_pictures": 34,
+        "tokenizer": "char", "min_count": 9, "vocabulary": 10, "max_length": 11, "cache": "none", "workers": 31,
+    },
+    "model": {
+        "name": "transformer", "start": "s", "vision": "patches", "size": 48, "geometry": "crop", "frozen_stages": 39,
+        "d_model": 8, "heads": 4, "d_ff": 5, "encoder_layers": 6, "decoder_layers": 7, "slots": 0, "dropout": 0.5,
+        "options": {"mesh": "last"},
+    },
+    "xe": {
+        "steps": 12, "epochs": None, "batch": 13, "captions": 14, "lr": 0.15, "lr_vision": 0.0, "layer_decay": 0.75,
+        "warmup": 0.16, "last_rate": 0.02, "weight_decay": 0.18, "clip": 0.19, "ema": 0.2, "augment": 0.21,
+        "compress": 0.44, "turn": 49.0, "region_dropout": 0.22, "label_smoothing": 0.17,
+    },
+    "scst": {
+        "steps": None, "epochs": 2.5, "batch": 23, "captions": 42, "lr": 0.24, "lr_vision": 0.25, "layer_decay": 0.8,
+        "warmup": 0.1, "last_rate": 0.2, "weight_decay": 0.3, "clip": 0.4, "ema": 0.41, "augment": 0.4,
+        "compress": 0.45, "turn": 3.0, "region_dropout": 0.43, "samples": 26, "max_length": 9, "search": "beam",
+        "temperature": 0.27, "top_k": 28, "xe_weight": 0.29,
+    },
+    "run": {
+        "out": "o", "stages": ("scst",), "seed": 30, "precision": "bfloat16", "compile": False, "threads": 38,
+        "accumulate": 32, "validate_every": 33, "val_beams": 35, "checkpoint_every": 36, "patience": 37,
+        "keep": "last", "track": ("none",),
+    },
+}  # fmt: skip
+
+
 def test_every_setting_survives(tmp_path: Path) -> None:
     """Each with a value that is not its default, so that none can be forgotten."""
-    other = {
-        "data": "d", "out": "o", "pictures": "p", "features": "f", "val_share": 0.3, "model": "transformer",
-        "start": "s", "vision": "patches", "size": 48, "geometry": "crop", "train_vision": True, "d_model": 8,
-        "heads": 4, "d_ff": 5, "encoder_layers": 6, "decoder_layers": 7, "slots": 0, "dropout": 0.5,
-        "options": {"mesh": "last"}, "tokenizer": "char", "min_count": 9, "max_words": 10, "max_length": 11,
-        "stages": ("scst",), "xe_steps": 12, "xe_epochs": None, "batch": 13, "captions": 14, "lr": 0.15,
-        "lr_vision": 0.0, "warmup": 0.16, "label_smoothing": 0.17, "weight_decay": 0.18, "clip": 0.19, "ema": 0.2,
-        "augment": 0.21, "region_dropout": 0.22, "scst_steps": None, "scst_epochs": 2.5, "scst_batch": 23,
-        "scst_lr": 0.24, "scst_lr_vision": 0.25, "samples": 26, "search": "beam", "temperature": 0.27, "top_k": 28,
-        "xe_weight": 0.29, "seed": 30, "precision": "bfloat16", "compile": False, "cache": "none", "workers": 31,
-        "accumulate": 32, "validate_every": 33, "val_pictures": 34, "val_beams": 35, "checkpoint_every": 36,
-        "patience": 37, "track": ("none",), "threads": 38, "without": "w", "frozen_stages": 39, "scst_augment": 0.4,
-        "scst_ema": 0.41, "xe_captions": 42, "scst_region_dropout": 0.43, "compress": 0.44, "keep": "last",
-        "turn": 49.0, "scst_length": 9,
-    }  # fmt: skip
-    assert set(other) == {field.name for field in fields(TrainSettings)}
-    settings = TrainSettings(**other)
+    for record, content in OTHER.items():
+        assert set(content) == {field.name for field in fields(RECORDS[record])}
+    settings = TrainSettings.from_dict(OTHER)
     settings.save(tmp_path)
     assert TrainSettings.load(tmp_path) == settings
-    assert settings.to_dict() == {**settings.to_dict(), **other}
+    assert settings.to_dict() == OTHER
+    assert TrainSettings.named(settings.flat()) == settings
+
+
+def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tiny_data.call(["train", "--help"]) == 0
+    words = set(re.findall(r"\w+", capsys.readouterr().out))
+    assert {name.partition(".")[2] for name in setting_names()} <= words
 
 
 def test_what_was_chosen_is_saved(run: Path) -> None:
     settings = TrainSettings.load(run)
     # Nothing that a run decided is left to decide again: a resumed run on another machine must not choose otherwise.
-    for name in ("batch", "lr", "xe_steps", "scst_steps", "precision", "dropout", "validate_every", "min_count"):
-        assert getattr(settings, name) is not None, name
-    assert settings.d_model == 16
-    assert settings.samples == 3
+    names = ("xe.batch", "xe.lr", "xe.steps", "scst.steps", "run.precision", "model.dropout", "run.validate_every")
+    for name in (*names, "data.min_count"):
+        assert settings.get(name) is not None, name
+    assert settings.model.d_model == 16
+    assert settings.scst.samples == 3
 
 
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
         ("colour=red", "colour"),
-        ("scst_length=1", "scst_length is 1, expected at least a word and its end"),
-        ("d_model", "expected name=value"),
-        ("d_model=wide", "d_model is 'wide', expected a whole number"),
-        ("vision=5", "vision is 5, expected a text"),
-        ("train_vision=perhaps", "expected true or false"),
-        ("d_model=-4", "d_model is -4"),
-        ("turn=-3", "turn is -3, expected degrees"),
-        ("keep=first", "keep is 'first', expected best or last"),
-        ("heads=3", "multiple of heads"),
-        ("dropout=1.5", "dropout is 1.5"),
-        ("samples=1", "samples is 1"),
-        ("captions=2.5", "captions is 2.5"),
-        ("batch=0", "batch is 0"),
-        ("search=greedy", "search is 'greedy'"),
-        ("precision=fp16", "precision is 'fp16'"),
-        ("cache=disk", "cache is 'disk'"),
-        ("top_k=-2", "top_k is -2"),
-        ("augment=2", "augment is 2"),
-        ("xe_weight=-1", "xe_weight is -1"),
-        ("scst_augment=2", "scst_augment is 2"),
-        ("scst_ema=1.5", "scst_ema is 1.5"),
-        ("scst_region_dropout=1", "scst_region_dropout is 1"),
-        ("compress=-1", "compress is -1"),
-        ("frozen_stages=-1", "frozen_stages is -1"),
-        ("patience=-1", "patience is -1"),
-        ("mesh=diagonal", "diagonal"),
-        ("vision=telescope", "telescope"),
-        ("model=m3", "m3"),
-        ("size=50", "size is 50"),
-        ("tokenizer=french", "french"),
+        ("lr=1", "expected a name such as xe.lr"),
+        ("xe.colour=red", "expected xe. and one of augment, batch"),
+        ("model.colour=red", "or one of m2's own"),
+        ("scst.max_length=1", "scst.max_length is 1, expected at least a word and its end"),
+        ("model.d_model", "expected name=value"),
+        ("model.d_model=wide", "model.d_model is 'wide', expected a whole number"),
+        ("model.vision=5", "vision is 5, expected a text"),
+        ("run.compile=perhaps", "expected true or false"),
+        ("model.d_model=-4", "d_model is -4"),
+        ("xe.turn=-3", "turn is -3, expected degrees"),
+        ("run.keep=first", "keep is 'first', expected best or last"),
+        ("model.heads=3", "multiple of heads"),
+        ("model.dropout=1.5", "dropout is 1.5"),
+        ("scst.samples=1", "samples is 1"),
+        ("xe.captions=2.5", "captions is 2.5"),
+        ("xe.batch=0", "batch is 0"),
+        ("scst.search=greedy", "search is 'greedy'"),
+        ("run.precision=fp16", "precision is 'fp16'"),
+        ("data.cache=disk", "cache is 'disk'"),
+        ("scst.top_k=-2", "top_k is -2"),
+        ("xe.augment=2", "augment is 2"),
+        ("scst.xe_weight=-1", "xe_weight is -1"),
+        ("scst.augment=2", "scst.augment is 2"),
+        ("scst.ema=1.5", "scst.ema is 1.5"),
+        ("scst.region_dropout=1", "scst.region_dropout is 1"),
+        ("xe.compress=-1", "compress is -1"),
+        ("xe.layer_decay=0", "layer_decay is 0"),
+        ("model.frozen_stages=-1", "frozen_stages is -1"),
+        ("run.patience=-1", "patience is -1"),
+        ("model.mesh=diagonal", "diagonal"),
+        ("model.vision=telescope", "telescope"),
+        ("model.name=m3", "m3"),
+        ("model.size=50", "size is 50"),
+        ("data.tokenizer=french", "french"),
     ],
 )
 def test_settings_that_make_no_sense(
@@ -214,7 +243,7 @@ def test_stages_misspelt(stages: str, data: Path, tmp_path: Path, capsys: pytest
 
 def test_steps_or_epochs(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = tiny_data.train_words(data, tmp_path / "run", "--xe-epochs", 1)
-    refused(capsys, tmp_path, words, "both xe_steps and xe_epochs")
+    refused(capsys, tmp_path, words, "both xe.steps and xe.epochs")
 
 
 def test_nothing_to_learn_from(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -236,8 +265,8 @@ def test_the_same_caption_for_all(data: Path, tmp_path: Path, capsys: pytest.Cap
 
 
 def test_a_vocabulary_that_is_too_small(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = tiny_data.train_words(data, tmp_path / "run", "--max-words", 3)
-    assert "%" in refused(capsys, tmp_path, words, "raise --max-words")
+    words = tiny_data.train_words(data, tmp_path / "run", vocabulary=3)
+    assert "%" in refused(capsys, tmp_path, words, "raise data.vocabulary")
 
 
 def test_a_folder_that_is_taken(data: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -374,7 +403,7 @@ def test_from_a_model_with_another_tokenizer(data: Path, tmp_path: Path) -> None
 def test_eyes_that_learn(data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     words = tiny_data.train_words(
-        data, run, "--train-vision", "--size", 32, xe=2, scst=2, vision="small-cnn", scst_lr_vision=1e-4, cache="none"
+        data, run, "--size", 32, xe=2, scst=2, vision="small-cnn", scst_lr_vision=1e-4, cache="none"
     )
     assert tiny_data.call(words) == 0
     assert (run / "vision" / "model.safetensors").is_file()
@@ -382,7 +411,7 @@ def test_eyes_that_learn(data: Path, tmp_path: Path) -> None:
 
 
 def test_eyes_without_weights_may_be_asked_to_learn(data: Path, tmp_path: Path) -> None:
-    words = tiny_data.train_words(data, tmp_path / "run", "--train-vision", xe=2, scst=1)
+    words = tiny_data.train_words(data, tmp_path / "run", "--lr-vision", 1e-3, xe=2, scst=1)
     assert tiny_data.call(words) == 0
 
 
@@ -395,7 +424,7 @@ def test_eyes_from_the_hub_that_learn(data: Path, tmp_path: Path) -> None:
     folder.mkdir()
     spec = "hf:" + tiny_hf.save(tiny_hf.model("resnet"), folder, tiny_hf.SQUARE)
     run = tmp_path / "run"
-    words = tiny_data.train_words(data, run, "--train-vision", xe=2, scst=1, vision=spec, lr=1e-2)
+    words = tiny_data.train_words(data, run, "--lr-vision", 1e-2, xe=2, scst=1, vision=spec, lr=1e-2)
     assert tiny_data.call(words) == 0
     assert Captioner.from_pretrained(run).caption(data.parent / "0.png").text
 
@@ -411,8 +440,40 @@ def test_a_split_for_validation_is_made_where_there_is_none(data: Path, tmp_path
 def test_a_run_goes_on_with_its_own_settings(data: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     again = ["train", str(data), "--out", str(run), "--resume"]
     refused(capsys, run, [*again, "--lr", "0.1"], "lr is 0.1 and was")
-    refused(capsys, run, [*again, "--set", "dropout=0.5"], "dropout is 0.5 and was")
-    refused(capsys, run, [*again, "--set", "mesh=last"], "mesh is last and was None")
+    refused(capsys, run, [*again, "--set", "model.dropout=0.5"], "dropout is 0.5 and was")
+    refused(capsys, run, [*again, "--set", "model.mesh=last"], "mesh is last and was None")
+
+
+def test_epochs_and_batches_of_a_resumed_run(data: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """16 pictures in batches of 4, 6 steps: one and a half epochs."""
+    again = ["train", str(data), "--out", str(run), "--resume", "--device", "cpu", "--threads", "1"]
+    refused(capsys, run, [*again, "--xe-epochs", "3"], "xe.steps is 12 (3 epochs) and was 6")
+    refused(capsys, run, [*again, "--batch", "8"], "xe.batch is 8 and was 4")
+    assert tiny_data.call([*again, "--xe-epochs", "1.5", "--batch", "4"]) == 0
+
+
+def test_a_resumed_run_may_be_tracked_elsewhere(data: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    run = tmp_path / "run"
+    assert tiny_data.call(tiny_data.train_words(data, run, xe=2)) == 0
+    assert not (run / "tensorboard").exists()
+    again = ["train", str(data), "--out", str(run), "--resume", "--device", "cpu"]
+    assert tiny_data.call([*again, "--track", "tensorboard"]) == 0
+    assert (run / "tensorboard").is_dir()
+
+
+def test_one_run_at_a_time(data: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The second is refused, whether it goes on with the run or began when the folder was empty."""
+    again = ["train", str(data), "--out", str(run), "--resume", "--device", "cpu"]
+    with claimed(run, resume=True):
+        refused(capsys, run, again, "is in use by another run")
+    assert tiny_data.call(again) == 0  # free again
+    other = tmp_path / "other"
+    with claimed(other, resume=False):
+        assert tiny_data.call(tiny_data.train_words(data, other, xe=1)) == 2
+        assert "is in use by another run" in capsys.readouterr().err.splitlines()[-1]
+    assert [path.name for path in other.iterdir()] == [".lock"]
+    assert tiny_data.call(tiny_data.train_words(data, other, xe=1)) == 0  # what is left behind keeps nobody out
 
 
 def test_a_trained_model_keeps_its_kind_and_its_eyes(
@@ -422,12 +483,12 @@ def test_a_trained_model_keeps_its_kind_and_its_eyes(
     words = tiny_data.train_words(data, first, xe=1, scst=1, slots=0)
     assert tiny_data.call([*words, "--model", "transformer"]) == 0
     words = ["train", str(data), "--out", str(second), "--from", str(first), "--xe-steps", "1", "--stages", "xe"]
-    refused(capsys, tmp_path, [*words, "--vision", "patches"], "keeps its own eyes")
+    refused(capsys, tmp_path, [*words, "--vision", "patches"], "keeps its own vision")
     assert tiny_data.call([*words, "--track", "none"]) == 0
     assert json.loads((second / "config.json").read_text())["model"] == "transformer"
-    assert TrainSettings.load(second).model == "transformer"
+    assert TrainSettings.load(second).model.name == "transformer"
 
 
 def test_every_part_of_a_batch_has_a_picture(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [*tiny_data.train_words(data, tmp_path / "run", xe=1, scst=1), "--set", "accumulate=50"]
+    words = [*tiny_data.train_words(data, tmp_path / "run", xe=1, scst=1), "--set", "run.accumulate=50"]
     refused(capsys, tmp_path, words, "50 parts: expected at least one picture for each")

@@ -7,7 +7,7 @@ import torch
 
 import tiny
 from meshcap.decoding import Beam, Ensemble, Rules, decode
-from meshcap.training.xe import xe_loss
+from meshcap.training.losses import xe_loss
 
 PICTURES = tiny.pictures(3, 6, 2)
 WIDTH, STEPS = 3, 6

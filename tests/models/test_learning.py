@@ -18,7 +18,7 @@ from meshcap.models import MODELS, create_model, register
 from meshcap.models.recurrent import Carry, Cell, Looks, RecurrentCaptioner, RecurrentConfig, for_each, mean_region
 from meshcap.regions import Regions
 from meshcap.text import Vocabulary
-from meshcap.training.xe import xe_loss
+from meshcap.training.losses import xe_loss
 from meshcap.vision.backbone import Patches
 
 CAPTIONERS = {name: (name, {}) for name in MODELS} | {
@@ -54,14 +54,14 @@ def test_learns_by_heart(name: str) -> None:
         kind, vocab_size=len(vocabulary), d_input=432, d_model=64, dropout=0.0, suppressed_ids=(0, 1, 2),
         **{key: value for key, value in sizes.items() if key in known}, **settings,
     ).train()  # fmt: skip
-    optimiser = torch.optim.Adam(model.parameters(), lr=2e-3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     before = xe_loss(model.eval(), regions, ids).item()
     model.train()
     for _ in range(300):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         xe_loss(model, regions, ids).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
+        optimizer.step()
     after = xe_loss(model.eval(), regions, ids).item()
     assert before > 2
     assert after < 0.05

@@ -9,8 +9,8 @@ from torch import Tensor
 import tiny
 from meshcap.attention import RunningMean
 from meshcap.errors import MeshcapError
-from meshcap.models.show_attend_tell import ShowAttendTellConfig, draws_loss, unevenness
-from meshcap.training.xe import xe_loss, xe_sum
+from meshcap.models.show_attend_tell import ShowAttendTellConfig
+from meshcap.training.losses import AttentionLoss, draws_loss, unevenness, xe_loss, xe_sum
 from models.torch_lstm import torchs_cell
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
@@ -62,7 +62,7 @@ def test_the_formulas_word_by_word(kind: str, attention: str) -> None:
 @torch.no_grad()
 def test_sharpened_soft_attention_becomes_hard() -> None:
     hard, soft = (tiny.build("show-attend-tell", score="bilinear", attention=kind) for kind in ("hard", "soft"))
-    soft.load_state_dict(hard.state_dict(), strict=False)  # a soft one keeps no baseline
+    soft.load_state_dict(hard.state_dict())
     regions, expected = tiny.pictures(4, 4), hard(tiny.pictures(4, 4), IDS.expand(2, -1)).exp()
     distances = []
     for sharper in (1, 30, 1000):
@@ -102,12 +102,18 @@ def test_the_doubly_stochastic_term() -> None:
         for n in range(int(regions.mask[b].sum()) if learned else 0):
             expected += 0.7 * (1 - sum(seen["words"][b, s, t, n].item() for t in learned)) ** 2
     without = xe_sum(plain.train(), regions, [ids])
-    assert (xe_sum(model.train(), regions, [ids]) - without).item() == pytest.approx(expected, rel=1e-4)
-    torch.testing.assert_close(xe_sum(model.eval(), regions, [ids]), without)  # only to learn from
+    more = AttentionLoss.of(model)
+    assert AttentionLoss.of(plain) is None
+
+    def loss(rectangles: list[Tensor]) -> Tensor:
+        return xe_sum(model.train(), regions, rectangles, attention_loss=more)
+
+    assert (loss([ids]) - without).item() == pytest.approx(expected, rel=1e-4)
+    torch.testing.assert_close(xe_sum(model.eval(), regions, [ids]), without)  # only where it is asked for
     # Split as one likes, it is the same sum.
-    parts = sum(xe_sum(model.train(), regions, [one]) for one in (ids[:, :1], ids[:, 1:]))
-    torch.testing.assert_close(parts, xe_sum(model, regions, [ids]), **CLOSE)
-    (xe_sum(model, regions, [ids]) / 10).backward()
+    parts = sum(loss([one]) for one in (ids[:, :1], ids[:, 1:]))
+    torch.testing.assert_close(parts, loss([ids]), **CLOSE)
+    (loss([ids]) / 10).backward()
     assert all(weight.grad.isfinite().all() for weight in model.parameters())
 
 
@@ -150,11 +156,12 @@ def test_reinforce_is_right_on_average() -> None:
     earned = (scores().softmax(0) * torch.stack(chosen)).sum()
     (expected,) = torch.autograd.grad(-earned, weight)
     model.train()
-    model.baseline.update(earned)  # as if trained for a while: without, it takes a hundred times as many draws
+    more = AttentionLoss.of(model)
+    more.baseline.update(earned)  # as if trained for a while: without, it takes a hundred times as many draws
     many = torch.full((1, 20_000, 1), 2)
     kept = dict(encoded, prepared=model.score.prepare(encoded["regions"]))
-    log_probs, noticed = model.study(kept, many)
-    loss = model.extra_loss(noticed, log_probs[..., 5], torch.ones_like(many, dtype=torch.bool))
+    log_probs, attention = more.read(kept, many)
+    loss = more(attention, log_probs[..., 5], torch.ones_like(many, dtype=torch.bool), None)
     (drawn,) = torch.autograd.grad(loss / 20_000, weight)
     assert torch.cosine_similarity(drawn.flatten(), expected.flatten(), 0) > 0.97
     assert drawn.norm().item() == pytest.approx(expected.norm().item(), rel=0.25)
@@ -168,7 +175,7 @@ def test_entropy_is_rewarded() -> None:
     losses = []
     for model in (plain, more):
         torch.manual_seed(0)  # the same draws
-        losses.append(xe_loss(model, regions, ids).item() * 3)
+        losses.append(xe_loss(model, regions, ids, attention_loss=AttentionLoss.of(model)).item() * 3)
     torch.manual_seed(0)
     odds = plain(regions, ids[:, :-1], attention=True)[1]["odds"][0]
     expected = 0.5 * (odds * odds.log()).sum().item()

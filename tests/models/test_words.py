@@ -13,8 +13,8 @@ from meshcap.models import MODELS, create_model, load_model
 from meshcap.models.layers import Output, Words
 from meshcap.models.packed import PackedLinear, can_pack, pack
 from meshcap.regions import Regions
-from meshcap.training.optimiser import make_optimiser, named_weights
-from meshcap.training.xe import xe_loss
+from meshcap.training.losses import xe_loss
+from meshcap.training.optimizer import make_optimizer, named_weights
 
 PICTURES = tiny.pictures(3, 6)
 IDS = torch.tensor([[2, 4, 5, 6]]).expand(2, -1)
@@ -57,8 +57,9 @@ def test_one_matrix_less(name: str, tmp_path: Path) -> None:
     assert set(tied.state_dict()) < set(own.state_dict())
     count = sum(weight.numel() for weight in named_weights(tied, None).values())
     assert count == sum(weight.numel() for weight in own.parameters()) - tiny.VOCAB * 16
-    optimiser = make_optimiser(named_weights(tied, None), lr=1.0, lr_vision=1.0, decay=0.1, device=torch.device("cpu"))
-    assert sum(weight.numel() for group in optimiser.param_groups for weight in group["params"]) == count
+    rates = {"lr": 1.0, "lr_vision": 1.0, "weight_decay": 0.1}
+    optimizer = make_optimizer(named_weights(tied, None), **rates, device=torch.device("cpu"))
+    assert sum(weight.numel() for group in optimizer.param_groups for weight in group["params"]) == count
     tied.save_pretrained(tmp_path)
     assert set(load_file(tmp_path / "model.safetensors")) == set(tied.state_dict())
     again = load_model(tmp_path)

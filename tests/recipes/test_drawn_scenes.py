@@ -11,8 +11,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from meshcap.data.scenes import draw_dataset
+from meshcap.training.folder import LOG
 from meshcap.training.log import read_log
-from meshcap.training.run import LOG
 from recipes import drawn_scenes as demo
 
 ROOT = Path(__file__).parents[2]

@@ -17,10 +17,10 @@ from meshcap.training.checkpoint import (
     fill_weights,
     latest,
     read_checkpoint,
-    restore_optimiser,
+    restore_optimizer,
     save_checkpoint,
 )
-from meshcap.training.optimiser import Average, make_optimiser, named_weights
+from meshcap.training.optimizer import Average, make_optimizer, named_weights
 
 
 class Learner:
@@ -29,24 +29,25 @@ class Learner:
     def __init__(self, seed: int = 0, decay: float = 0.9):
         self.model = tiny.build("m2", seed=seed)
         self.weights = named_weights(self.model, None)
-        self.optimiser = make_optimiser(self.weights, lr=1e-2, lr_vision=0, decay=0.1, device=torch.device("cpu"))
+        rates = {"lr": 1e-2, "lr_vision": 0.0, "weight_decay": 0.1}
+        self.optimizer = make_optimizer(self.weights, **rates, device=torch.device("cpu"))
         self.average = Average(self.weights, decay)
 
     def step(self, number: int) -> None:
         torch.manual_seed(number)
         ids = torch.randint(4, 10, (2, 5))
         (-self.model(tiny.pictures(3, 3), ids).clamp_min(-50).sum() / 100).backward()
-        self.optimiser.step()
-        self.optimiser.zero_grad()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
         self.average.update()
 
     def save(self, run: Path, step: int) -> Path:
-        return save_checkpoint(run, Position("xe", step), self.weights, self.optimiser, self.average)
+        return save_checkpoint(run, Position("xe", step), self.weights, self.optimizer, self.average)
 
     def load(self, run: Path) -> Position:
         position, steps, tensors, _ = latest(run)
         fill_weights(self.weights, self.average, tensors)
-        restore_optimiser(self.optimiser, self.weights, tensors)
+        restore_optimizer(self.optimizer, self.weights, tensors)
         self.average.steps = steps
         return position
 
@@ -71,8 +72,8 @@ def test_what_follows_a_checkpoint_is_what_would_have_followed(tmp_path: Path, d
 
 def test_a_position_comes_back_whole(tmp_path: Path) -> None:
     learner = Learner()
-    position = Position("scst", 70, 50, 0.25, 60, 3, True, ["one", "zwei"])
-    save_checkpoint(tmp_path, position, learner.weights, learner.optimiser, learner.average)
+    position = Position("scst", 70, 50, 0.25, 60, 0.2, 70, 3, True, ["one", "zwei"])
+    save_checkpoint(tmp_path, position, learner.weights, learner.optimizer, learner.average)
     assert latest(tmp_path)[0] == position
 
 
@@ -147,7 +148,7 @@ def test_the_disk_is_full_in_the_middle(tmp_path: Path, monkeypatch: pytest.Monk
         path.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "write_weights", half)
+    monkeypatch.setattr(checkpoint, "write_safetensors", half)
     with pytest.raises(MeshcapError, match="No space left on device"):
         learner.save(tmp_path, 2)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["000000001"]

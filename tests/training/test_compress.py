@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from meshcap.data.scenes import draw_scene
-from meshcap.training.compress import compress_some, compressed, steps_at
+from meshcap.training.augment import compress_some, compressed, steps_at
 
 
 def pictures(count: int = 3, width: int = 52, height: int = 44) -> torch.Tensor:

@@ -78,7 +78,7 @@ def test_cross_entropy_is_that_of_one_process(batch: int, data: Path, tmp_path: 
     for name in ("model.safetensors", "checkpoints/000000006/state.safetensors"):
         first, second = load_file(tmp_path / "one" / name), load_file(tmp_path / "two" / name)
         for key, tensor in first.items():
-            if "optimiser" not in key:
+            if "optimizer" not in key:
                 torch.testing.assert_close(second[key], tensor, atol=1e-4, rtol=1e-3, msg=key)
     captions = [(tmp_path / name / "captions-val.json").read_text() for name in ("one", "two")]
     said = [[one["caption"] for one in json.loads(text)] for text in captions]

@@ -6,7 +6,7 @@ import math
 import pytest
 from rich.console import Console
 
-from meshcap.training.progress import Watch
+from meshcap.training.log import Watch
 
 
 class Clock:

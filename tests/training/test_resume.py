@@ -113,7 +113,7 @@ def test_killed_again_and_again(data: Path, straight: Path, tmp_path: Path) -> N
 def test_eyes_that_learn(settings: dict, data: Path, tmp_path: Path) -> None:
     """What the first stage taught them is in the folder of the best model, or in the checkpoints of the second."""
     small = {"vision": "small-cnn", "lr": 1e-2, **settings}
-    more = ("--train-vision", "--size", 32)
+    more = ("--size", 32)
     assert tiny_data.call(words(data, tmp_path / "straight", *more, **small)) == 0
     for step in (5, 10):
         run = tmp_path / str(step)
@@ -128,7 +128,7 @@ def test_eyes_that_learn(settings: dict, data: Path, tmp_path: Path) -> None:
 
 def test_hard_attention_keeps_its_baseline(data: Path, tmp_path: Path) -> None:
     """What changes without being learned goes on too: the running mean that draws are judged by."""
-    hard = ("--model", "show-attend-tell", "--set", "attention=hard")
+    hard = ("--model", "show-attend-tell", "--set", "model.attention=hard")
     sizes = {"heads": None, "d_ff": None, "encoder_layers": None, "decoder_layers": None, "slots": None}
     assert tiny_data.call(words(data, tmp_path / "straight", *hard, **sizes)) == 0
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
@@ -285,12 +285,13 @@ def test_nothing_to_resume(data: Path, tmp_path: Path, capsys: pytest.CaptureFix
 def test_damaged_settings(data: Path, half: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (half / "training.json").write_text("{")
     refused(capsys, words(data, half, "--resume"), "cannot be read")
-    (half / "training.json").write_text(json.dumps({"data": "x", "out": "y", "colour": "red"}))
+    (half / "training.json").write_text(json.dumps({"data": {"path": "x", "colour": "red"}, "run": {"out": "y"}}))
     refused(capsys, words(data, half, "--resume"), "colour")
 
 
 def test_another_models_checkpoint(data: Path, half: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = json.loads((half / "training.json").read_text())
-    (half / "training.json").write_text(json.dumps({**settings, "d_ff": 48}))
+    settings["model"]["d_ff"] = 48
+    (half / "training.json").write_text(json.dumps(settings))
     assert tiny_data.call(go_on(data, half)) == 2
     assert "a run of another model" in capsys.readouterr().err.splitlines()[-1]

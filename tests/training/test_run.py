@@ -14,8 +14,9 @@ from meshcap import Captioner
 from meshcap import weights as storage
 from meshcap.data.dataset import Dataset, Sample
 from meshcap.training.checkpoint import latest
+from meshcap.training.folder import fingerprint
 from meshcap.training.log import read_log
-from meshcap.training.run import Run, fingerprint, with_val
+from meshcap.training.run import Run, with_val
 from meshcap.training.tasks import CrossEntropy
 from training.made_up import parts_of, scst_task, settings_of, trainer_of, xe_task
 
@@ -89,7 +90,7 @@ def test_the_disk_is_full_while_a_checkpoint_is_written(
     run = tmp_path / "run"
     from meshcap.training import checkpoint
 
-    real = checkpoint.write_weights
+    real = checkpoint.write_safetensors
 
     def full(weights: dict, path: Path) -> None:
         if (run / "checkpoints" / "000000004").exists():
@@ -98,7 +99,7 @@ def test_the_disk_is_full_while_a_checkpoint_is_written(
         real(weights, path)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint, "write_weights", full)
+        patch.setattr(checkpoint, "write_safetensors", full)
         assert tiny_data.call(tiny_data.train_words(data, run, xe=8)) == 2
     assert "No space left on device" in last_error(capsys)
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["000000004"]
@@ -182,8 +183,8 @@ def resident() -> int:
 @pytest.mark.parametrize("kind", ["xe", "scst"])
 def test_memory_stays_flat(kind: str, tmp_path: Path) -> None:
     """A graph or a batch that is kept by mistake would grow by more than this in a hundred steps."""
-    task = (xe_task if kind == "xe" else scst_task)(parts_of(), settings_of(validate_every=1000))
-    trainer = trainer_of(task, tmp_path, steps=10_000)
+    task = (xe_task if kind == "xe" else scst_task)(parts_of(), settings := settings_of(validate_every=1000))
+    trainer = trainer_of(task, tmp_path, settings, steps=10_000)
     task.ready()
     used = []
     for step in range(400):
@@ -198,23 +199,23 @@ def test_memory_stays_flat(kind: str, tmp_path: Path) -> None:
     assert used[1][1] <= used[0][1] + 5
 
 
-@pytest.mark.parametrize(("room", "kind"), [(2.0**40, "Kept"), (1.0, "Looking")])
+@pytest.mark.parametrize(("room", "kind"), [(2.0**40, "CachedRegions"), (1.0, "PixelViews")])
 def test_regions_are_kept_where_there_is_room(
     room: float, kind: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A frozen vision looks once, or in every step where what it sees would not fit; the losses are the same."""
     assert tiny_data.call(tiny_data.train_words(data, tmp_path / "usual", xe=3)) == 0
-    eyes: list[object] = []
-    make = Run._make_eyes
+    made: list[object] = []
+    make = Run._make_views
 
-    def noted(self: Run, split: str, sees: bool, augment: float) -> object:
-        eyes.append(make(self, split, sees, augment))
-        return eyes[-1]
+    def noted(self: Run, *given: object) -> object:
+        made.append(make(self, *given))
+        return made[-1]
 
-    monkeypatch.setattr(Run, "_make_eyes", noted)
-    monkeypatch.setattr("meshcap.training.pixels.free_memory", lambda: room)
+    monkeypatch.setattr(Run, "_make_views", noted)
+    monkeypatch.setattr("meshcap.training.pictures.free_memory", lambda: room)
     assert tiny_data.call(tiny_data.train_words(data, tmp_path / "run", xe=3)) == 0
-    assert {type(one).__name__ for one in eyes} == {kind}
+    assert {type(one).__name__ for one in made} == {kind}
     usual, other = (
         [one["loss"] for one in read_log(tmp_path / name / "log.jsonl") if "loss" in one] for name in ("usual", "run")
     )

@@ -8,18 +8,20 @@ import tiny
 from meshcap.decoding import Rules, Sample, decode
 from meshcap.models import CaptionModel
 from meshcap.regions import Regions
-from meshcap.training.scst import ROUNDING, Speaker, advantages, scst_sum
+from meshcap.training.losses import advantages, scst_sum
+from meshcap.training.tasks import Sampler
+from meshcap.training.trainer import ROUNDING
 
 LENGTH = 7
 
 
-def speaker_of(model: CaptionModel, **options: object) -> Speaker:
-    return Speaker(model, dtype=torch.float32, samples=4, max_length=LENGTH, **options)
+def sampler_of(model: CaptionModel, **options: object) -> Sampler:
+    return Sampler(model, dtype=torch.float32, samples=4, max_length=LENGTH, **options)
 
 
-def gap_of(model: CaptionModel, regions: Regions, speaker: Speaker, seed: int = 1, **options: object) -> float:
+def gap_of(model: CaptionModel, regions: Regions, sampler: Sampler, seed: int = 1, **options: object) -> float:
     """The mean difference of a word's log-probability between the two passes."""
-    found = speaker.speak(regions, seed)
+    found = sampler.draw(regions, seed)
     _, gap = scst_sum(model, regions, found.ids, found.log_probs, torch.zeros(found.ids.shape[:2]), **options)
     return gap.item() / int((found.ids != model.config.pad).sum())
 
@@ -29,35 +31,35 @@ def gap_of(model: CaptionModel, regions: Regions, speaker: Speaker, seed: int = 
 def test_both_passes_agree(name: str, options: dict) -> None:
     model = tiny.build(name)
     counts = (4, 4, 4) if name == "m2-attend-padding" else (3, 5, 4)
-    gap = gap_of(model, tiny.pictures(*counts), speaker_of(model, **options), **options)
+    gap = gap_of(model, tiny.pictures(*counts), sampler_of(model, **options), **options)
     assert gap < 1e-5
-    assert gap < ROUNDING[torch.float32]
+    assert gap < ROUNDING["float32"]
 
 
 def test_a_speaker_follows_the_model() -> None:
     model = tiny.build("m2")
-    speaker = speaker_of(model)
+    sampler = sampler_of(model)
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(0.1 * torch.randn_like(weight))
-    assert gap_of(model, tiny.pictures(4, 4), speaker) < 1e-5
-    assert not any(weight.requires_grad for weight in speaker.twin.parameters())
+    assert gap_of(model, tiny.pictures(4, 4), sampler) < 1e-5
+    assert not any(weight.requires_grad for weight in sampler.copy.parameters())
     assert all(weight.requires_grad for weight in model.parameters())
 
 
 def test_a_word_that_only_the_search_bans_is_noticed_in_the_gradient_pass_too() -> None:
-    """Where the speaker's copy never says a word that the model may say, the rest of its words are likelier."""
+    """Where the sampler's copy never says a word that the model may say, the rest of its words are likelier."""
     model = tiny.build("m2", suppressed_ids=(1, 2))
     other = tiny.build("m2", suppressed_ids=(0, 1, 2))  # the same weights
-    speaker = speaker_of(other)
-    assert gap_of(other, tiny.pictures(4, 4), speaker) < 1e-5
-    assert gap_of(model, tiny.pictures(4, 4), speaker) > 5 * ROUNDING[torch.float32]
+    sampler = sampler_of(other)
+    assert gap_of(other, tiny.pictures(4, 4), sampler) < 1e-5
+    assert gap_of(model, tiny.pictures(4, 4), sampler) > 5 * ROUNDING["float32"]
 
 
 def test_dropout_in_one_pass_is_noticed() -> None:
     model = tiny.build("m2", dropout=0.2)
-    speaker = speaker_of(model)
-    assert gap_of(model.train(), tiny.pictures(4, 4), speaker) > 5 * ROUNDING[torch.float32]
+    sampler = sampler_of(model)
+    assert gap_of(model.train(), tiny.pictures(4, 4), sampler) > 5 * ROUNDING["float32"]
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.6, "top_k": 3}])
@@ -65,7 +67,7 @@ def test_gradient_is_reinforce(options: dict) -> None:
     """Against a plain graph: each caption read alone, -A log q(word) added up word by word."""
     model = tiny.build("m2", suppressed_ids=(0, 1, 2))
     regions = tiny.pictures(4, 4)
-    found = speaker_of(model, **options).speak(regions, 3)
+    found = sampler_of(model, **options).draw(regions, 3)
     advantage = torch.randn(2, 4)
     temperature, top_k = options.get("temperature", 1.0), options.get("top_k", 0)
     expected = torch.zeros(())
@@ -106,8 +108,8 @@ def test_the_gradient_is_that_of_the_expected_reward() -> None:
     (true,) = torch.autograd.grad(expected_reward, weight)
 
     samples = 6000
-    speaker = Speaker(model, dtype=torch.float32, samples=samples, max_length=2)
-    found = speaker.speak(regions, 11)
+    sampler = Sampler(model, dtype=torch.float32, samples=samples, max_length=2)
+    found = sampler.draw(regions, 11)
     values = torch.zeros(10)
     for word, value in worth.items():
         values[word] = value
@@ -139,28 +141,28 @@ def test_what_is_rewarded_is_said_more_often(word: int) -> None:
     model = tiny.build("m2", suppressed_ids=(0, 1, 2))
     regions = tiny.pictures(4, 4, 4)
     before = said_share(model, regions, word)
-    speaker = speaker_of(model)
-    optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
+    sampler = sampler_of(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for step in range(40):
-        found = speaker.speak(regions, step)
+        found = sampler.draw(regions, step)
         rewards = (found.ids == word).any(-1).float()
         loss, _ = scst_sum(model, regions, found.ids, found.log_probs, advantages(rewards))
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         (loss / 50).backward()
-        optimiser.step()
+        optimizer.step()
     assert said_share(model, regions, word) > min(0.95, before + 0.2)
 
 
 def test_beams_instead_of_samples() -> None:
     model = tiny.build("m2", suppressed_ids=(0, 1, 2))
     regions = tiny.pictures(4, 4)
-    found = speaker_of(model, search="beam").speak(regions, 0)
+    found = sampler_of(model, search="beam").draw(regions, 0)
     assert found.ids.shape[:2] == (2, 4)
     for captions in found.ids.tolist():
         assert len({tuple(one) for one in captions}) == 4  # beams differ, draws may not
-    again = speaker_of(model, search="beam").speak(regions, 1)
+    again = sampler_of(model, search="beam").draw(regions, 1)
     assert torch.equal(found.ids, again.ids)  # and no seed moves them
-    assert gap_of(model, regions, speaker_of(model, search="beam")) < 1e-5
+    assert gap_of(model, regions, sampler_of(model, search="beam")) < 1e-5
     loss, _ = scst_sum(model, regions, found.ids, found.log_probs, advantages(torch.rand(2, 4)))
     loss.backward()
     assert any(weight.grad.abs().sum() > 0 for weight in model.parameters() if weight.grad is not None)
@@ -171,7 +173,7 @@ def test_seeds_draw_the_same_or_other_captions() -> None:
     regions = tiny.pictures(4, 4)
 
     def ids(seed: int) -> Tensor:
-        return speaker_of(model).speak(regions, seed).ids
+        return sampler_of(model).draw(regions, seed).ids
 
     assert torch.equal(ids(2**61), ids(2**61))
     assert not torch.equal(ids(1), ids(2))

@@ -13,7 +13,7 @@ from meshcap import Captioner
 from meshcap.data.scenes import draw_scene
 from meshcap.errors import MeshcapError
 from meshcap.text import Vocabulary
-from meshcap.training.start import resized
+from meshcap.training.build import resized
 from meshcap.vision import create_vision, load_vision
 from meshcap.vision.preprocess import Preprocess
 
@@ -59,7 +59,7 @@ def test_training_on_at_another_size(folder: Path, tmp_path: Path) -> None:
     assert load_vision(tmp_path / "run").preprocess.size == 64
 
 
-@pytest.mark.parametrize("given", ["heads=2", "gates=softmax", "geometry=crop"])
+@pytest.mark.parametrize("given", ["model.heads=2", "model.gates=softmax", "model.geometry=crop"])
 def test_a_model_keeps_its_own_settings(
     folder: Path, tmp_path: Path, given: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

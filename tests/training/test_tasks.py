@@ -15,24 +15,22 @@ import tiny
 from meshcap.data.dataset import Sample
 from meshcap.data.scenes import draw_scene
 from meshcap.metrics.cider import cider_d
+from meshcap.training.build import Parts
 from meshcap.training.distributed import World
-from meshcap.training.eyes import Looking
-from meshcap.training.pixels import Pixels
-from meshcap.training.scst import advantages, scst_sum
-from meshcap.training.tasks import Parts, SelfCritical, batch_of, shares
-from meshcap.training.xe import xe_sum
+from meshcap.training.losses import advantages, scst_sum, xe_sum
+from meshcap.training.pictures import Pixels, PixelViews
+from meshcap.training.tasks import batch_of, shares
 from meshcap.vision import create_vision
 from training.made_up import (
     CPU,
     PICTURES,
     TOKENS,
     VOCABULARY,
-    eyes,
     parts_of,
     reward,
     scst_task,
     settings_of,
-    table,
+    views,
     xe_task,
 )
 
@@ -88,7 +86,7 @@ def test_xe_is_the_mean_over_all_words_of_the_batch() -> None:
             ids[picture, place, : len(row)] = torch.tensor(row)
     words = sum(len(one) + 1 for three in captions for one in three)
     parts.model.zero_grad()
-    regions = eyes().view(torch.from_numpy(BATCH), training=True)
+    regions = views().view(torch.from_numpy(BATCH), training=True)
     loss = xe_sum(parts.model, regions, [ids], 0.1) / words
     loss.backward()
     assert measured["loss"] == pytest.approx(loss.item(), rel=1e-5)
@@ -162,12 +160,12 @@ def test_scst_gradient_is_the_mean_over_words_of_reinforce() -> None:
     parts = parts_of()
     task = scst_task(parts, settings_of())
     spoken = []
-    speak = task.speaker.speak
-    task.speaker.speak = lambda *given: spoken.append(speak(*given)) or spoken[-1]
+    draw = task.sampler.draw
+    task.sampler.draw = lambda *given: spoken.append(draw(*given)) or spoken[-1]
     found, measured = gradients(parts, task)
     ids = spoken[0].ids
     rewards = reward()(ids, torch.from_numpy(BATCH))
-    regions = eyes().view(torch.from_numpy(BATCH), training=False)
+    regions = views().view(torch.from_numpy(BATCH), training=False)
     loss, words = torch.zeros(()), 0
     parts.model.zero_grad()
     for picture in range(6):
@@ -222,14 +220,14 @@ def test_beams_in_training() -> None:
     assert sum(one.abs().sum() for one in found.values()) > 0
 
 
-def seeing_parts() -> tuple[Parts, Looking]:
+def seeing_parts() -> tuple[Parts, PixelViews]:
     """A vision that learns, and twelve drawn pictures for it."""
     torch.manual_seed(0)
     vision = create_vision("small-cnn", size=48)
     parts = Parts(tiny.build("m2", suppressed_ids=(0, 1, 2), dropout=0.0, d_input=vision.width), VOCABULARY, vision)
     samples = [Sample(str(n), ("a",), "train", Drawn(n)) for n in range(PICTURES)]
     pixels = Pixels(samples, vision.preprocess, keep="memory", device=CPU)
-    return parts, Looking(pixels, torch.zeros(PICTURES, dtype=torch.bool), 0.0)
+    return parts, PixelViews(pixels, torch.zeros(PICTURES, dtype=torch.bool), 0.0)
 
 
 @dataclass(frozen=True)
@@ -247,10 +245,10 @@ def test_eyes_learn_from_what_was_said(accumulate: int) -> None:
     """Their gradient comes through a detour, in one backward of their own: it is that of the plain loss."""
     parts, looking = seeing_parts()
     settings = settings_of(scst_lr_vision=1e-3, xe_weight=0.3, accumulate=accumulate)
-    task = SelfCritical(parts, looking, reward(), table(), settings, World(CPU), compiled=False)
+    task = scst_task(parts, settings, shown=looking)
     spoken = []
-    speak = task.speaker.speak
-    task.speaker.speak = lambda *given: spoken.append(speak(*given)) or spoken[-1]
+    draw = task.sampler.draw
+    task.sampler.draw = lambda *given: spoken.append(draw(*given)) or spoken[-1]
     parts.vision.requires_grad_(True)
     task.ready()
     task.backward(BATCH, 4)
@@ -260,7 +258,7 @@ def test_eyes_learn_from_what_was_said(accumulate: int) -> None:
 
     places = shares(BATCH, World(CPU), accumulate)
     words = sum((one.ids != VOCABULARY.pad).sum() for one in spoken)
-    chosen, xe_words = task._told_by_people(BATCH, 4)
+    chosen, xe_words = task.references(BATCH, 4)
     loss = torch.zeros(())
     for share, said in zip(places, spoken, strict=True):
         regions = parts.vision(looking.pixels[torch.from_numpy(BATCH[share])])
@@ -278,10 +276,10 @@ def test_hidden_regions_are_hidden_from_both_passes(accumulate: int) -> None:
     """Words are drawn from some of the regions, judged by the same ones, and eyes learn through those alone."""
     parts, looking = seeing_parts()
     settings = settings_of(scst_lr_vision=1e-3, scst_region_dropout=0.5, accumulate=accumulate)
-    task = SelfCritical(parts, looking, reward(), table(), settings, World(CPU), compiled=False)
+    task = scst_task(parts, settings, shown=looking)
     seen = []
-    speak = task.speaker.speak
-    task.speaker.speak = lambda regions, *given: seen.append(regions) or speak(regions, *given)
+    draw = task.sampler.draw
+    task.sampler.draw = lambda regions, *given: seen.append(regions) or draw(regions, *given)
     parts.vision.requires_grad_(True)
     task.ready()
     measured = task.backward(BATCH, 4)
@@ -295,16 +293,45 @@ def test_hidden_regions_are_hidden_from_both_passes(accumulate: int) -> None:
 
 def test_fewer_captions_may_be_mixed_in() -> None:
     parts = parts_of()
-    one = scst_task(parts, settings_of(xe_weight=0.3, xe_captions=1))
+    one = scst_task(parts, settings_of(xe_weight=0.3, scst_captions=1))
     all_three = scst_task(parts, settings_of(xe_weight=0.3))
-    assert one._told_by_people(BATCH, 4)[1] < all_three._told_by_people(BATCH, 4)[1]
+    assert one.references(BATCH, 4)[1] < all_three.references(BATCH, 4)[1]
 
 
 def test_what_is_drawn_may_be_shorter_than_what_is_read() -> None:
     parts = parts_of()
-    task = scst_task(parts, settings_of(xe_weight=0.0, scst_length=3))
+    task = scst_task(parts, settings_of(xe_weight=0.0, scst_max_length=3))
     spoken = []
-    speak = task.speaker.speak
-    task.speaker.speak = lambda *given: spoken.append(speak(*given)) or spoken[-1]
+    draw = task.sampler.draw
+    task.sampler.draw = lambda *given: spoken.append(draw(*given)) or spoken[-1]
     gradients(parts, task)
     assert spoken[0].ids.shape[-1] == 3
+
+
+@pytest.mark.parametrize(("xe_weight", "accumulate", "expected"), [(0.0, 1, 1), (0.5, 1, 1), (0.5, 3, 2)])
+def test_regions_are_encoded_once(
+    xe_weight: float, accumulate: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the draw, the gradient and the cross-entropy beside it together; a batch in parts is encoded twice, since
+    its parts are not all kept in memory."""
+    parts, looking = seeing_parts()
+    counts: Counter[str] = Counter()
+    encode, look = type(parts.model).encode, type(parts.vision).forward
+
+    def counted_encode(self, regions, *more):
+        counts["encoded"] += len(regions)
+        return encode(self, regions, *more)
+
+    def counted_look(self, pixels):
+        counts["looked"] += len(pixels)
+        return look(self, pixels)
+
+    monkeypatch.setattr(type(parts.model), "encode", counted_encode)
+    monkeypatch.setattr(type(parts.vision), "forward", counted_look)
+    settings = settings_of(scst_lr_vision=1e-3, xe_weight=xe_weight, accumulate=accumulate)
+    task = scst_task(parts, settings, shown=looking)
+    parts.vision.requires_grad_(True)
+    task.ready()
+    task.backward(BATCH, 0)
+    assert counts == {"encoded": expected * len(BATCH), "looked": expected * len(BATCH)}
+    assert all(weight.grad is not None for weight in parts.model.encoder.parameters())

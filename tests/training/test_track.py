@@ -174,7 +174,7 @@ def test_several_at_once(fakes: Recorder, tmp_path: Path) -> None:
 
 def test_one_that_fails_is_left_and_the_others_go_on(fakes: Recorder, tmp_path: Path) -> None:
     lines: list[str] = []
-    tracker = open_trackers(["wandb", "trackio"], tmp_path, {}, run_name="first", tell=lines.append)
+    tracker = open_trackers(["wandb", "trackio"], tmp_path, {}, run_name="first", report=lines.append)
 
     def broken(*_: Any) -> None:
         raise ConnectionError("the line is dead")
@@ -183,7 +183,7 @@ def test_one_that_fails_is_left_and_the_others_go_on(fakes: Recorder, tmp_path: 
     for step in (10, 20):
         tracker.scalars(step, {"loss": 1.0})
     tracker.close()
-    assert lines == ["wandb failed and is told nothing more: the line is dead"]
+    assert lines == ["wandb failed and is left out from now on: the line is dead"]
     assert [named["step"] for _, named in fakes.named("log")] == [10, 20]  # trackio's
 
 
@@ -238,7 +238,7 @@ import sys
 from pathlib import Path
 from PIL import Image
 from meshcap.training.track import open_trackers
-tracker = open_trackers([sys.argv[1]], Path(sys.argv[2]), {"lr": 3e-4}, run_name="first", tell=sys.exit)
+tracker = open_trackers([sys.argv[1]], Path(sys.argv[2]), {"lr": 3e-4}, run_name="first", report=sys.exit)
 tracker.scalars(10, {"loss": 2.5})
 tracker.samples(10, [(Image.new("RGB", (60, 30), "red"), "a caption", ["a reference"]), (None, "another", [])])
 tracker.close()

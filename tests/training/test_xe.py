@@ -10,7 +10,7 @@ import tiny
 from meshcap.models import CaptionModel
 from meshcap.text import Vocabulary
 from meshcap.training.captions import CaptionTable
-from meshcap.training.xe import targets, xe_loss, xe_sum
+from meshcap.training.losses import targets, xe_loss, xe_sum
 
 VOCABULARY = Vocabulary(["<unk>", "<pad>", "<bos>", "<eos>", *"abcdef"])
 TOKENS = [

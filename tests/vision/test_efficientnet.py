@@ -252,7 +252,9 @@ def test_first_stages_are_those_nearest_to_the_pixels(lite2: EfficientNetLite) -
     assert two == {"0", "1", "2", "3"}  # Lite2 has one block in the first stage and three in the second
     assert any(names[id(weight)].startswith("stem") for weight in lite2.first_stages(1))
     everything = {names[id(weight)].split(".")[0] for weight in lite2.first_stages(7)}
-    assert everything == {"stem", "blocks"}
+    assert everything == {"stem", "blocks", "head"}
+    together = [id(weight) for stage in lite2.stages() for weight in stage]
+    assert sorted(together) == sorted(names)  # each once
     with pytest.raises(MeshcapError, match=r"frozen_stages is 8, and .* has 7 stages"):
         lite2.first_stages(8)
 

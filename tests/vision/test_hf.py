@@ -376,3 +376,24 @@ def test_without_transformers() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert 'pip install "meshcap[hf]"' in done.stdout
+
+
+@pytest.mark.parametrize("name", tiny_hf.GRIDS)
+def test_stages_from_the_pixels_up(made, name: str) -> None:
+    """Embeddings, then every layer; each weight once, and what lies in a first stage does not depend on a later."""
+    vision = create_hf(made(name)[1])
+    stages = vision.stages()
+    config = vision.config
+    layers = len(config.depths) if hasattr(config, "depths") else config.num_hidden_layers
+    assert len(stages) == 1 + layers
+    together = [id(weight) for stage in stages for weight in stage]
+    assert sorted(together) == sorted(id(weight) for weight in vision.parameters())
+    names = {id(weight): name for name, weight in vision.named_parameters()}
+    assert all("embed" in names[id(weight)] or "pre_layrnorm" in names[id(weight)] for weight in stages[0])
+    for weight in vision.first_stages(2):
+        weight.requires_grad_(False)
+    vision(some_pixels(pictures=1)).features.sum().backward()
+    for place, stage in enumerate(stages):
+        assert all((weight.grad is None) == (place < 2) for weight in stage if names[id(weight)])
+    with pytest.raises(MeshcapError, match=f"has {len(stages)} stages"):
+        vision.first_stages(len(stages) + 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_format
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -73,8 +74,8 @@ def evaluate(
     from meshcap.captioner import Captioner
     from meshcap.cli.score import show_result
     from meshcap.evaluation.drawing import trial_drawing
+    from meshcap.evaluation.evaluation import AS_PUBLISHED, named_samples, read_captions, samples_of
     from meshcap.evaluation.evaluation import evaluate as evaluate_split
-    from meshcap.evaluation.evaluation import named_samples, read_captions, samples_of
     from meshcap.folders import VOCABULARY, find_file
     from meshcap.metrics.result import DEFAULT
     from meshcap.text import Vocabulary
@@ -82,7 +83,6 @@ def evaluate(
     tokenizer = Vocabulary.load(find_file(model, VOCABULARY)).tokenizer
     samples = samples_of(data, split, pictures)
     captioner, written = None, None
-    wishes: dict[str, Any] = {}
     if captions is not None:
         given = read_captions(captions)
         total = len(samples)
@@ -93,8 +93,6 @@ def evaluate(
     else:
         where, precision = options.apply(device, dtype, threads, None)
         captioner = Captioner.from_pretrained(model, device=where, dtype=precision).optimize()
-        # As published figures are made: captions may end on any word.
-        wishes = {"beams": beams, "max_words": max_words, "good_endings": False}
     console = Console(stderr=True)
     with Progress(console=console, disable=json or not console.is_terminal, transient=True) as progress:
         task = progress.add_task(f"captioning {split}", total=len(samples))
@@ -102,7 +100,7 @@ def evaluate(
             captioner,
             samples,
             split=split,
-            options=wishes,
+            options=replace(AS_PUBLISHED, beams=beams, max_words=max_words),
             out=out,
             features=features,
             captions=written,

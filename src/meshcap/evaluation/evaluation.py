@@ -6,16 +6,15 @@ The trainer calls it at every validation and at the end of a run, `meshcap evalu
 from __future__ import annotations
 
 import json
-import platform
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
 
 from meshcap.calibration import FEWEST
 from meshcap.data import Dataset, read_dataset
@@ -26,17 +25,20 @@ from meshcap.evaluation.calibration_fit import Trial, try_calibration
 from meshcap.evaluation.drawing import trial_drawing
 from meshcap.evaluation.page import ReportContent, SampleCard, picks, write_report
 from meshcap.files import read_json, write_text
+from meshcap.machine import machine
 from meshcap.metrics import Result, score
 from meshcap.metrics.result import DEFAULT
+from meshcap.options import BEAMS, CaptionOptions
 from meshcap.regions import Regions
 from meshcap.vision.pictures import read_picture
-from meshcap.vision.preprocess import Preprocess
 
 if TYPE_CHECKING:
     from meshcap.caption import Caption
     from meshcap.captioner import Captioner
 
 SHOWN = 256  # pixels of a picture in a report
+AS_PUBLISHED = CaptionOptions(good_endings=False)
+Pixels = TypeVar("Pixels")
 Progress = Callable[[int, int], object]  # done, of how many
 
 
@@ -143,7 +145,7 @@ def evaluate(
     data: str | Path | Dataset | Sequence[Sample],
     *,
     split: str = "test",
-    options: Mapping[str, Any] | None = None,
+    options: CaptionOptions = AS_PUBLISHED,
     out: str | Path | None = None,
     pictures: str | Path | None = None,
     features: str | Path | None = None,
@@ -163,7 +165,7 @@ def evaluate(
         captioner: may be None where `captions` are given.
         data: a path that `meshcap.data.read_dataset` reads, a Dataset, or the samples themselves.
         split: a part of the data, or "all"; of samples, only their name in files.
-        options: how to caption: keywords of `Captioner.describe`.
+        options: how to caption; as published figures are made, where captions may end on any word.
         out: a folder for captions, scores and report.
         pictures: the folder of the pictures, where the data is a file of captions alone.
         features: precomputed regions instead of pictures.
@@ -183,30 +185,33 @@ def evaluate(
         raise MeshcapError(f"{len(samples)} pictures in {split}: expected {FEWEST} at least to calibrate on")
     if out is not None:
         out = make_folder(out)
-    options = dict(options or {})
     if captions is None:
         if captioner is None:
             raise MeshcapError("neither a captioner nor captions were given: expected one of them")
         store = None if features is None else open_features(features)
-        captions = caption_samples(captioner, samples, store, batch_size=batch_size, progress=progress, **options)
+        captions = caption_samples(captioner, samples, store, options, batch_size=batch_size, progress=progress)
     if tokenizer is None:
         tokenizer = "ptb" if captioner is None else captioner.vocabulary.tokenizer
     texts = {sample.id: caption.text for sample, caption in zip(samples, captions, strict=True)}
     references = {sample.id: list(sample.captions) for sample in samples}
     result = score(texts, references, tokenizer=tokenizer, metrics=metrics, bootstrap=bootstrap)
     where = data_name or (Path(data).name if isinstance(data, str | Path) else getattr(data, "name", "data"))
-    facts = {"model": name, "data": f"{where}, {split}: {len(samples):,} pictures", "search": _search_text(options)}
+    facts = {
+        "model": name,
+        "data": f"{where}, {split}: {len(samples):,} pictures",
+        "search": _search_text(options, captioner),
+    }
     if captioner is not None:
-        facts["machine"] = machine(captioner.model.device)
+        facts["machine"] = machine(torch.device(captioner.device))
     trial = None
     if calibrate:
-        beams = getattr(options.get("strategy"), "beams", None)
         trial = try_calibration(
             [caption.text for caption in captions],
             [sample.captions for sample in samples],
             [caption.log_probs for caption in captions],
             tokenizer=tokenizer,
-            fitted_on={"data": where, "split": split} | ({} if beams is None else {"beams": beams}),
+            fitted_on={"data": where, "split": split}
+            | ({} if captioner is None else {"beams": options.beams or BEAMS}),
         )
     found = Evaluation(samples, captions, result, trial, {key: value for key, value in facts.items() if value})
     found = found.calibrated()
@@ -230,10 +235,10 @@ def caption_samples(
     captioner: Captioner,
     samples: Sequence[Sample],
     store: FeatureStore | None = None,
+    options: CaptionOptions = AS_PUBLISHED,
     *,
     batch_size: int = 64,
     progress: Progress | None = None,
-    **options: Any,
 ) -> list[Caption]:
     """Captions by a finished captioner; the next pictures are read while it searches.
 
@@ -242,13 +247,12 @@ def caption_samples(
     """
     found: list[Caption] = []
     for regions in regions_of(captioner, samples, store, batch_size=batch_size):
-        found += captioner.describe(regions, **options)
+        found += captioner.describe(regions, options)
         if progress is not None:
             progress(len(found), len(samples))
     return found
 
 
-@torch.no_grad()
 def regions_of(
     captioner: Captioner, samples: Sequence[Sample], store: FeatureStore | None = None, *, batch_size: int
 ) -> Iterator[Regions]:
@@ -263,24 +267,22 @@ def regions_of(
         for block in blocks:
             yield store.regions([sample.id for sample in block]).to(captioner.model.device)
         return
-    vision = captioner.vision
-    if vision is None:
+    if not captioner.reads_pictures:
         raise MeshcapError("this model reads precomputed features and cannot look at pictures: give --features")
     with ThreadPoolExecutor() as pool:
 
-        def submit(place: int) -> list[Future[Tensor]]:
+        def submit(place: int) -> list[Future[np.ndarray]]:
             block = blocks[place] if place < len(blocks) else []
-            return [pool.submit(read_sample, sample, vision.preprocess) for sample in block]
+            return [pool.submit(read_sample, sample, captioner.read) for sample in block]
 
         waiting = submit(0)
         for place in range(len(blocks)):
             current, waiting = waiting, submit(place + 1)
-            pixels = torch.stack([job.result() for job in current])
-            yield vision(pixels.to(vision.device))
+            yield captioner.see([job.result() for job in current])
 
 
-def read_sample(sample: Sample, preprocess: Preprocess) -> Tensor:
-    """(3, size, size) uint8 of a sample's picture.
+def read_sample(sample: Sample, read: Callable[[bytes], Pixels]) -> Pixels:
+    """What `read` makes of a sample's picture.
 
     Raises:
         MeshcapError: it has none, or it cannot be read.
@@ -288,7 +290,7 @@ def read_sample(sample: Sample, preprocess: Preprocess) -> Tensor:
     if sample.picture is None:
         raise MeshcapError(f"{sample.id} has captions but no picture: give the folder of the pictures (--pictures)")
     try:
-        return preprocess.pixels(read_picture(sample.picture.read(), at_least=preprocess.size))
+        return read(sample.picture.read())
     except MeshcapError as error:
         raise MeshcapError(f"{sample.picture}: {error} (meshcap data check lists all such pictures)") from error
 
@@ -353,22 +355,7 @@ def make_folder(folder: str | Path) -> Path:
     return Path(folder)
 
 
-def machine(device: torch.device) -> str:
-    """The device and the version of torch, in words."""
-    if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-    else:
-        name = platform.processor() or platform.machine()
-        cpuinfo = Path("/proc/cpuinfo")
-        if cpuinfo.exists():
-            models = [
-                line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line
-            ]
-            name = models[0] if models else name
-        name += f", {torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)}"
-    return f"{name}; torch {torch.__version__}"
-
-
-def _search_text(options: Mapping[str, Any]) -> str:
-    beams = getattr(options.get("strategy"), "beams", None)
-    return "" if beams is None else f"beam {beams}"
+def _search_text(options: CaptionOptions, captioner: Captioner | None) -> str:
+    if captioner is None:
+        return ""
+    return f"beam {options.beams or BEAMS}" if options.strategy == "beam" else str(options.strategy)

@@ -165,27 +165,6 @@ class CaptionModel(
         """
         raise NotImplementedError
 
-    # What a mechanism adds to the loss, where it adds anything; `meshcap.training.xe` asks for it.
-    def study(self, encoded: State, ids: Tensor) -> tuple[Tensor, State | None]:
-        """`read` to learn from: the log-probabilities, and what the model noticed on the way for `extra_loss`.
-
-        None says that cross-entropy is all there is to learn from.
-        """
-        return self.read(encoded, ids), None
-
-    def extra_loss(self, noticed: State, said: Tensor, counted: Tensor) -> Tensor:
-        """What is added to the cross-entropy *summed over words*: (), itself a sum over captions or words.
-
-        Whoever sums divides by the number of words afterwards, so that batches of any size, split in any way, give
-        the same gradient.
-
-        Args:
-            noticed: what `study` returned.
-            said: (B, S, T) log-probabilities of the right words, with gradient; -inf where one is never said.
-            counted: (B, S, T) bool, the words that are learned.
-        """
-        raise NotImplementedError
-
     @overload
     def __call__(self, regions: Regions, ids: Tensor, *, attention: Literal[False] = ...) -> Tensor: ...
     @overload

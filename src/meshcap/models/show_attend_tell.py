@@ -8,13 +8,7 @@
     h_t = LSTM(y_{t-1}, [h_{t-1}, z_t]),     h_0, c_0 = tanh(W mean(x) + b)
     p(y_t) ∝ exp(W_o (y_{t-1} + W_h h_t + W_z z_t))
 
-What is added to the cross-entropy, each a sum over captions like that itself (`CaptionModel.extra_loss`), in training
-mode alone:
-
-- λ Σ_n (1 - Σ_t α_tn)², setting `doubly_stochastic` = λ: over a caption, look at every region about once.
-- Hard attention has no derivative. A draw earns the log-probability of all words from its own on, R_t, compared with
-  what so many words earned lately, b_t: -Σ_t (R_t - b_t) log α_t,drawn (REINFORCE). The gradient is, on average, that
-  of the expected loss. Setting `entropy` = μ adds -μ Σ_t H(α_t), so that looking does not settle too early.
+What its attention adds to the loss (settings `doubly_stochastic` and `entropy`) is `meshcap.training.losses`.
 
 When not training, hard attention takes the likeliest region: the same in every search and every reading. There its
 gradient is that of soft attention (straight-through), so that self-critical training still moves it.
@@ -31,13 +25,11 @@ from torch import Tensor, nn
 from meshcap.attention import (
     SCORES,
     HierarchicalAttention,
-    RunningMean,
     State,
     box_groups,
     make_score,
     members,
     sample,
-    score_function_loss,
     soft,
     straight_through,
 )
@@ -50,7 +42,6 @@ from meshcap.models.recurrent import (
     RecurrentCaptioner,
     RecurrentConfig,
     for_each,
-    joined,
     mean_region,
 )
 from meshcap.regions import Regions
@@ -94,7 +85,6 @@ class ShowAttendTell(RecurrentCaptioner):
         self.gate = nn.Linear(width, 1)
         self.cell = Cell(width, 2 * width + d_recalled, width)
         self.deep = nn.Linear(2 * width + d_recalled, width)
-        self.baseline = RunningMean(0.98) if config.attention == "hard" else None
         self.make_attention()
         self.reset_parameters()
 
@@ -140,51 +130,6 @@ class ShowAttendTell(RecurrentCaptioner):
 
     def readout(self, x: Tensor, found: Tensor) -> Tensor:
         return self.dropout(x + self.deep(found))
-
-    # What there is to learn besides the words.
-    def study(self, encoded: State, ids: Tensor) -> tuple[Tensor, State | None]:
-        if not self.training or (self.config.attention == "soft" and not self.config.doubly_stochastic):
-            return self.read(encoded, ids), None
-        log_probs, looks = self.read_with_attention(encoded, ids)
-        noticed = joined(looks)
-        if "visible" in encoded:
-            noticed["visible"] = encoded["visible"]
-        return log_probs, noticed
-
-    def extra_loss(self, noticed: State, said: Tensor, counted: Tensor) -> Tensor:
-        odds = noticed.get("odds", noticed["words"]).float()  # (B, S, T, N)
-        loss = torch.zeros((), device=said.device)
-        if self.config.doubly_stochastic:
-            loss = loss + self.config.doubly_stochastic * unevenness(odds, counted, noticed.get("visible"))
-        if self.baseline is not None:
-            if self.config.entropy:
-                entropy = -torch.special.xlogy(odds, odds).sum(-1)  # (B, S, T)
-                loss = loss - self.config.entropy * entropy.where(counted, 0).sum()
-            loss = loss + draws_loss(noticed["log_prob"], said, counted, self.baseline)
-        return loss
-
-
-def unevenness(weights: Tensor, counted: Tensor, visible: Tensor | None) -> Tensor:
-    """Σ over captions and regions of (1 - Σ_t α_tn)²: weights (B, S, T, N), counted (B, S, T), visible (B, N).
-
-    Filling counts for nothing: words that are not learned, captions without any, regions that are not real.
-    """
-    looked = (weights * counted[..., None]).sum(2)  # (B, S, N)
-    uneven = (1 - looked).square() * counted.any(-1, keepdim=True)
-    return uneven.sum() if visible is None else uneven.where(visible[:, None], 0).sum()
-
-
-def draws_loss(log_prob: Tensor, said: Tensor, counted: Tensor, baseline: RunningMean) -> Tensor:
-    """-Σ_t (R_t - b_t) log p(draw_t): R_t the log-probability of the words from t on, b_t what so many earned lately.
-
-    log_prob of the draws, said of the words, (B, S, T) both. A look cannot change the words before it, so these would
-    add nothing to R_t but noise.
-    """
-    earned = said.detach().where(counted, 0)
-    to_come = torch.stack((earned, counted.to(earned.dtype))).flip(-1).cumsum(-1).flip(-1)  # rewards and words, from t
-    loss = score_function_loss(log_prob.where(counted, 0), to_come[0], to_come[1] * baseline.value) * said.numel()
-    baseline.update(earned.sum() / counted.sum().clamp_min(1))  # only now: see RunningMean
-    return loss
 
 
 @dataclass(frozen=True, kw_only=True)

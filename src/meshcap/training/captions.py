@@ -7,6 +7,7 @@ narrow rectangle, the longer ones into a wide one. Both have the same shape in e
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from meshcap.text import Vocabulary
 from meshcap.text.tokenizers import tokenize_each
 
 Array = numpy.ndarray
+Tokens = Sequence[Sequence[Sequence[str]]]  # pictures, captions, words
 
 
 def tokenized(samples: Sequence[Sample], tokenizer: str) -> list[list[list[str]]]:
@@ -39,7 +41,7 @@ class CaptionTable:
     pad: int
 
     @classmethod
-    def build(cls, tokens: Sequence[Sequence[Sequence[str]]], vocabulary: Vocabulary, max_length: int) -> CaptionTable:
+    def build(cls, tokens: Tokens, vocabulary: Vocabulary, max_length: int) -> CaptionTable:
         """Captions longer than `max_length` (with `<eos>`) lose their end, and their `<eos>` with it."""
         first = numpy.cumsum([0, *(len(captions) for captions in tokens)])
         rows = [
@@ -114,3 +116,25 @@ def rectangles(table: CaptionTable, count: int, *, lost: float = 0.002) -> list[
     if split == count or width(split) == longest:
         return [(count, longest)]
     return [(split, width(split)), (count - split, longest)]
+
+
+def check_captions(tokens: Tokens) -> None:
+    """Refuse captions that nothing can be learned from."""
+    kinds = Counter(tuple(caption) for captions in tokens for caption in captions)
+    if len(tokens) > 1 and len(kinds) == 1:
+        raise MeshcapError(
+            f"all {kinds.total():,} captions are {' '.join(next(iter(kinds)))!r}: expected captions that tell pictures "
+            "apart"
+        )
+
+
+def check_coverage(vocabulary: Vocabulary, tokens: Tokens) -> float:
+    """The share of words that the vocabulary lacks; refuses one that lacks a fifth of them."""
+    found = vocabulary.report(caption for captions in tokens for caption in captions)
+    if found.share > 0.2:
+        worst = ", ".join(word for word, _ in found.most_common_unknown[:3])
+        raise MeshcapError(
+            f"a vocabulary of {len(vocabulary):,} words lacks {found.share:.0%} of the words in the captions (most "
+            f"often {worst}): raise data.vocabulary or lower data.min_count"
+        )
+    return found.share

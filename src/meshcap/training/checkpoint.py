@@ -1,6 +1,6 @@
 """Checkpoints: everything a run needs to go on exactly where it was.
 
-A checkpoint is a folder `checkpoints/<step>` with `state.safetensors` (weights, their averages, the optimiser's
+A checkpoint is a folder `checkpoints/<step>` with `state.safetensors` (weights, their averages, the optimizer's
 moments) and `state.json` (where the run was, and the checksum of the other file). It is written under another name
 and renamed when it is whole. The last two are kept: where the newest is damaged, the one before serves. There are no
 random states and no data position in it, because both are functions of the seed and the step.
@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from meshcap.errors import MeshcapError
-from meshcap.training.optimiser import Average
+from meshcap.training.optimizer import Average
 from meshcap.weights import write_safetensors
 
 FOLDER, TENSORS, STATE = "checkpoints", "state.safetensors", "state.json"
@@ -36,39 +36,41 @@ class Position:
     stage: str
     step: int = 0  # done so far
     stage_start: int = 0
-    best: float | None = None  # validation CIDEr of the model folder
+    best: float | None = None  # the highest validation CIDEr so far
     best_step: int = 0
+    kept: float | None = None  # validation CIDEr of the model in the run's folder
+    kept_step: int = 0
     validations_since: int = 0  # without a new best
     done: bool = False
     events: list[str] = field(default_factory=list)
 
 
-def optimiser_tensors(optimiser: torch.optim.Optimizer, weights: dict[str, nn.Parameter]) -> dict[str, Tensor]:
-    """The optimiser's moments by the weights' names."""
+def optimizer_tensors(optimizer: torch.optim.Optimizer, weights: dict[str, nn.Parameter]) -> dict[str, Tensor]:
+    """The optimizer's moments by the weights' names."""
     found = {}
     for name, weight in weights.items():
-        for kind, tensor in optimiser.state.get(weight, {}).items():
-            found[f"optimiser.{kind}.{name}"] = torch.as_tensor(tensor)
+        for kind, tensor in optimizer.state.get(weight, {}).items():
+            found[f"optimizer.{kind}.{name}"] = torch.as_tensor(tensor)
     return found
 
 
-def restore_optimiser(
-    optimiser: torch.optim.Optimizer, weights: dict[str, nn.Parameter], tensors: dict[str, Tensor]
+def restore_optimizer(
+    optimizer: torch.optim.Optimizer, weights: dict[str, nn.Parameter], tensors: dict[str, Tensor]
 ) -> None:
-    fused = any(group.get("fused") for group in optimiser.param_groups)
+    fused = any(group.get("fused") for group in optimizer.param_groups)
     for name, weight in weights.items():
         for kind in ("step", "exp_avg", "exp_avg_sq"):
-            tensor = tensors.get(f"optimiser.{kind}.{name}")
+            tensor = tensors.get(f"optimizer.{kind}.{name}")
             if tensor is not None:
                 place = weight.device if kind != "step" or fused else torch.device("cpu")
-                optimiser.state[weight][kind] = tensor.to(place, copy=True)
+                optimizer.state[weight][kind] = tensor.to(place, copy=True)
 
 
 def save_checkpoint(
     run: Path,
     position: Position,
     weights: dict[str, nn.Parameter],
-    optimiser: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer,
     average: Average,
     others: dict[str, Tensor] | None = None,
 ) -> Path:
@@ -82,7 +84,7 @@ def save_checkpoint(
     """
     tensors = {name: weight.detach() for name, weight in weights.items()} | (others or {})
     tensors |= {f"average.{name}": tensor for name, tensor in average.mean.items()}
-    tensors |= optimiser_tensors(optimiser, weights)
+    tensors |= optimizer_tensors(optimizer, weights)
     folder = run / FOLDER
     target = folder / f"{position.step:09d}"
     part = folder / f".{target.name}.part"

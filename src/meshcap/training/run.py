@@ -1,57 +1,65 @@
-"""A whole training run: data in, a model folder out.
-
-The run's folder is itself the model folder of the best weights so far, so `meshcap caption --model RUN` works from the
-first validation on. Beside the model it holds `training.json` (every setting), `data.json` (what it learned from),
-`log.jsonl`, `checkpoints/`, what trackers write, and in the end `report.html`.
-"""
+"""A whole training run: data in, a model folder out."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from meshcap.captioner import VOCABULARY, Captioner
+from meshcap.calibration import FEWEST
+from meshcap.captioner import Captioner
 from meshcap.data import Dataset, Sample, read_dataset
 from meshcap.data.dataset import hashed_split, without
 from meshcap.data.features import FeatureStore, open_features
 from meshcap.errors import MeshcapError
-from meshcap.files import write_text
-from meshcap.folders import CONFIG, WEIGHTS, find_file, read_config
+from meshcap.evaluation.charts import curves_of
+from meshcap.evaluation.drawing import trial_drawing
+from meshcap.evaluation.evaluation import write_json
+from meshcap.evaluation.page import ReportContent, write_report
+from meshcap.folders import CONFIG, VOCABULARY, WEIGHTS, find_file, read_config
+from meshcap.machine import machine, peak_memory
 from meshcap.metrics.reward import CiderReward
 from meshcap.text import Vocabulary
 from meshcap.training.augment import may_be_mirrored
-from meshcap.training.captions import CaptionTable, tokenized
-from meshcap.training.checkpoint import Position, fill_weights, latest, restore_optimiser
+from meshcap.training.build import Parts, build
+from meshcap.training.captions import CaptionTable, Tokens, check_captions, check_coverage, tokenized
+from meshcap.training.checkpoint import Position, fill_weights, latest, restore_optimizer
 from meshcap.training.distributed import World
-from meshcap.training.examine import Exam, Examiner
-from meshcap.training.eyes import Eyes, Kept, Looking, Precomputed, bytes_of_regions
-from meshcap.training.log import RunLog
-from meshcap.training.optimiser import Average, make_optimiser, named_others, named_weights
-from meshcap.training.pixels import Pixels, nearest_room, where_to_keep
+from meshcap.training.folder import BEFORE_SCST, LOG, check_same_data, save_data
+from meshcap.training.log import RunLog, Watch, read_log
+from meshcap.training.optimizer import Average, make_optimizer, named_others, named_weights
+from meshcap.training.pictures import (
+    CachedRegions,
+    FeatureViews,
+    Pixels,
+    PixelViews,
+    Views,
+    bytes_of_regions,
+    nearest_room,
+    where_to_keep,
+)
 from meshcap.training.plan import complete
-from meshcap.training.progress import Watch
-from meshcap.training.settings import TrainSettings
-from meshcap.training.start import Tokens, begin, check_captions, check_coverage
-from meshcap.training.tasks import CrossEntropy, Parts, SelfCritical, Task, precision
+from meshcap.training.settings import StageSettings, TrainSettings
+from meshcap.training.tasks import CrossEntropy, SelfCritical, Task
 from meshcap.training.track import Tracker, open_trackers
 from meshcap.training.trainer import Trainer
+from meshcap.training.validate import Validator
 from meshcap.vision import Vision, load_vision
 from meshcap.weights import load_weights
 
-DATA, LOG = "data.json", "log.jsonl"
-BEFORE = "before-scst"  # a model folder in the run's own
+TIMED_STEPS = 3  # of an estimate; the first is left out: it sets things up
+FINAL_BEAMS = 5  # of the captions that a finished run is scored with
+FINAL_METRICS = ("bleu", "ROUGE-L", "CIDEr")
 
 
 @dataclass
 class Run:
-    """Everything between reading the data and the last word of the report."""
+    """Everything between reading the data and the report."""
 
     settings: TrainSettings
     folder: Path
@@ -68,7 +76,7 @@ class Run:
     tracker: Tracker | None = None
     started: float = field(default_factory=time.time)
     _pixels: dict[str, Pixels] = field(default_factory=dict)
-    _eyes: dict[tuple[str, bool, float], Eyes] = field(default_factory=dict)
+    _views: dict[tuple[object, ...], Views] = field(default_factory=dict)
 
     @classmethod
     def prepare(cls, settings: TrainSettings, world: World, watch: Watch) -> Run:
@@ -77,66 +85,59 @@ class Run:
         Raises:
             MeshcapError: data, folder or settings that cannot work, each in one line.
         """
-        if settings.start is not None and settings.vision is not None:
-            raise MeshcapError(f"--vision and --from: {settings.start} keeps its own eyes, leave --vision out")
-        if settings.start is not None and (given := own_settings(settings)):
-            raise MeshcapError(f"{', '.join(given)} and --from: {settings.start} keeps its own, leave that out")
-        data = with_val(
-            read_dataset(settings.data, pictures=None if settings.pictures is None else Path(settings.pictures)),
-            settings.val_share,
-        )
-        if settings.without is not None:
-            data = without(data, Path(settings.without))
+        start = settings.model.start
+        if start is not None and settings.model.vision is not None:
+            raise MeshcapError(f"--vision and --from: {start} keeps its own vision, leave --vision out")
+        if start is not None and (given := settings.model.built()):
+            names = ", ".join(f"model.{name}" for name in given)
+            raise MeshcapError(f"{names} and --from: {start} keeps its own, leave that out")
+        data = read_split_data(settings)
         train, val = data.split("train"), data.split("val")
-        if settings.val_pictures:
-            val = val[: settings.val_pictures]
+        if settings.data.val_pictures:
+            val = val[: settings.data.val_pictures]
         settings = complete(settings, pictures=len(train), device=world.device)
-        if settings.threads is not None:
-            torch.set_num_threads(settings.threads)
-        if min(settings.batch or 1, settings.scst_batch or 1) < world.size * settings.accumulate:
+        if settings.run.threads is not None:
+            torch.set_num_threads(settings.run.threads)
+        batches = settings.xe.batch or 1, settings.scst.batch or 1
+        if min(batches) < world.size * settings.run.accumulate:
             raise MeshcapError(
-                f"batches of {settings.batch} and {settings.scst_batch} pictures for {world.size} processes × "
-                f"{settings.accumulate} parts: expected at least one picture for each"
+                f"batches of {batches[0]} and {batches[1]} pictures for {world.size} processes × "
+                f"{settings.run.accumulate} parts: expected at least one picture for each"
             )
-        if settings.start is not None:  # its words are those of its own tokenizer, its kind is its own
-            known = Vocabulary.load(find_file(settings.start, VOCABULARY))
-            kind = str(read_config(find_file(settings.start, CONFIG)).get("model"))
-            settings = settings.but(tokenizer=known.tokenizer, model=kind)
-        tokens = tokenized(train, settings.tokenizer)
+        if start is not None:  # its words are those of its own tokenizer, its kind is its own
+            known = Vocabulary.load(find_file(start, VOCABULARY))
+            kind = str(read_config(find_file(start, CONFIG)).get("model"))
+            settings = settings.but({"data.tokenizer": known.tokenizer, "model.name": kind})
+        tokens = tokenized(train, settings.data.tokenizer)
         check_captions(tokens)
-        store = None if settings.features is None else open_features(settings.features)
-        torch.manual_seed(settings.seed)
-        parts = begin(settings, tokens, store)
+        store = None if settings.data.features is None else open_features(settings.data.features)
+        torch.manual_seed(settings.run.seed)
+        parts = build(settings, tokens, store)
         check_coverage(parts.vocabulary, tokens)
-        if settings.max_length > parts.model.config.max_length:
-            settings = settings.but(max_length=parts.model.config.max_length)
+        if settings.data.max_length > parts.model.config.max_length:
+            settings = settings.but({"data.max_length": parts.model.config.max_length})
         parts.model.to(world.device)
         if parts.vision is not None:
             parts.vision.to(world.device)
         world.same_weights(parts.model.parameters())
-        table = CaptionTable.build(tokens, parts.vocabulary, settings.max_length)
-        return cls(settings, Path(settings.out), world, data, train, val, tokens, parts, store, table, watch)
+        table = CaptionTable.build(tokens, parts.vocabulary, settings.data.max_length)
+        return cls(settings, Path(settings.run.out), world, data, train, val, tokens, parts, store, table, watch)
 
-    def open_eyes(self) -> None:
-        """Read the pictures or find the features of the first stage: what is missing is told before a file is made."""
-        xe = self.settings.stages[0] == "xe"
-        sees = self.sees(self.settings.stages[0])
-        self.eyes("train", sees, self.settings.augment or 0.0 if xe else self.settings.scst_augment)
-        self.eyes("val", sees)
+    @property
+    def precision(self) -> torch.dtype:
+        return torch.bfloat16 if self.settings.run.precision == "bfloat16" else torch.float32
 
-    def sees(self, stage: str) -> bool:
-        """Whether the vision learns in a stage."""
-        settings = self.settings
-        return self.parts.vision is not None and bool(
-            settings.train_vision if stage == "xe" else settings.scst_lr_vision
-        )
+    def read_pictures(self) -> None:
+        """Read the pictures or find the features of the first stage: what is missing is said before a file is made."""
+        stage = self.settings.run.stages[0]
+        self.views("train", stage)
+        self.views("val", stage)
 
     def fit(self, *, resume: bool = False) -> Position:
         """All stages, from the start or from the last checkpoint."""
-        order = self.settings.stages
-        position, tensors, average_steps = Position(order[0]), None, 0
+        position, tensors, average_steps = Position(self.settings.run.stages[0]), None, 0
         if resume:
-            self.check_same_data()
+            check_same_data(self.folder, self.settings.data.path, self.train, self.val)
             found = latest(self.folder)
             if found is not None:
                 position, average_steps, tensors, complaints = found
@@ -147,18 +148,18 @@ class Run:
                     self.load_vision()
         elif self.world.first:
             self.settings.save(self.folder)
-            self.save_data()
+            save_data(self.folder, self.data.counts(), self.train, self.val)
         if self.world.first:
             self.log = self.log or RunLog(self.folder / LOG)
             if resume:  # also from the very start, where the first part was killed before it saved anything
                 self.log.rewind(position.step)
             self.tracker = open_trackers(
-                self.settings.track,
+                self.settings.run.track,
                 self.folder,
                 self.settings.to_dict(),
                 run_name=self.folder.resolve().name,
                 resumed_at=position.step if resume else None,
-                tell=self.watch.say,
+                report=self.watch.say,
             )
         try:
             return self._fit(position, tensors, average_steps)
@@ -167,8 +168,8 @@ class Run:
                 self.tracker.close()
 
     def _fit(self, position: Position, tensors: dict[str, Tensor] | None, average_steps: int) -> Position:
-        order = self.settings.stages
-        for stage in order[order.index(position.stage) :]:
+        stages = self.settings.run.stages
+        for stage in stages[stages.index(position.stage) :]:
             if stage != position.stage:
                 position = self.next_stage(position, stage)
                 tensors = None
@@ -176,196 +177,311 @@ class Run:
                 trainer = self.trainer(stage, position)
                 if tensors is not None:
                     fill_weights(trainer.weights, trainer.average, tensors, trainer.others)
-                    restore_optimiser(trainer.optimiser, trainer.weights, tensors)
+                    restore_optimizer(trainer.optimizer, trainer.weights, tensors)
                     trainer.average.steps = average_steps
                 elif position.step:  # this stage will replace the model that it begins with
                     trainer.checkpoint()
                 trainer.fit()
-                position.done = stage == order[-1]
+                position.done = stage == stages[-1]
                 trainer.checkpoint()
         return position
 
     def next_stage(self, before: Position, stage: str) -> Position:
-        """The best weights so far are where the next stage begins."""
-        self.load_best()
+        """The weights that were kept are where the next stage begins."""
+        self.load_kept()
         if self.world.first:
-            self.keep_before()
-        if self.settings.train_vision:
-            self._eyes.clear()  # it sees otherwise than before
-        return Position(stage, before.step, before.step, before.best, before.best_step, events=before.events)
+            self.keep_before_scst()
+        if self.settings.xe.lr_vision:
+            self._views.clear()  # the vision sees otherwise than before
+        return replace(before, stage=stage, stage_start=before.step, validations_since=0)
 
-    def load_best(self) -> None:
+    def keep(self) -> None:
+        """Make the weights of now the model of the run's folder."""
+        if self.world.first:
+            self.captioner().save_pretrained(self.folder)
+
+    def keep_before_scst(self) -> None:
+        """What cross-entropy alone has taught is worth keeping: it uses more different words."""
+        before = self.folder / BEFORE_SCST
+        if (self.folder / CONFIG).is_file() and not (before / CONFIG).is_file():
+            self.captioner().save_pretrained(before)
+
+    def captioner(self) -> Captioner:
+        return Captioner(self.parts.model, self.parts.vocabulary, self.parts.vision)
+
+    def load_kept(self) -> None:
+        """The weights of the run's folder."""
         if (self.folder / CONFIG).is_file():
             load_weights(self.parts.model, self.folder / WEIGHTS)
             self.load_vision()
 
-    def keep_before(self) -> None:
-        """What cross-entropy alone has taught is worth keeping: it says more different words."""
-        before = self.folder / BEFORE
-        if (self.folder / CONFIG).is_file() and not (before / CONFIG).is_file():
-            Captioner(self.parts.model, self.parts.vocabulary, self.parts.vision).save_pretrained(before)
-
     def load_vision(self) -> None:
-        if self.parts.vision is not None and (self.settings.train_vision or self.settings.scst_lr_vision):
-            best = load_vision(self.folder)  # each kind has its own files, and some have no weights at all
-            assert best is not None
-            self.parts.vision.load_state_dict(best.state_dict())
+        if self.parts.vision is not None and (self.settings.xe.lr_vision or self.settings.scst.lr_vision):
+            kept = load_vision(self.folder)  # each kind has its own files, and some have no weights at all
+            assert kept is not None
+            self.parts.vision.load_state_dict(kept.state_dict())
+
+    def vision_learns(self, stage: StageSettings) -> bool:
+        return self.parts.vision is not None and bool(stage.lr_vision)
 
     def trainer(self, stage: str, position: Position) -> Trainer:
-        settings, parts, world = self.settings, self.parts, self.world
-        assert settings.batch and settings.scst_batch and settings.xe_steps and settings.scst_steps
-        assert settings.lr and settings.scst_lr and settings.lr_vision is not None
-        xe = stage == "xe"
-        sees = self.sees(stage)
+        """The trainer of a stage, "xe" or "scst"."""
+        own, parts, world = self.settings.stage(stage), self.parts, self.world
         if parts.vision is not None:
-            parts.vision.requires_grad_(sees)
-            for weight in parts.vision.first_stages(settings.frozen_stages):
+            parts.vision.requires_grad_(self.vision_learns(own))
+            for weight in parts.vision.first_stages(self.settings.model.frozen_stages):
                 weight.requires_grad_(False)
         weights = named_weights(parts.model, parts.vision)
-        rate, rate_vision = (settings.lr, settings.lr_vision) if xe else (settings.scst_lr, settings.scst_lr_vision)
-        optimiser = make_optimiser(
-            weights, lr=rate, lr_vision=rate_vision, decay=settings.weight_decay if xe else 0.0, device=world.device
-        )
-        eyes = self.eyes("train", sees, settings.augment or 0.0 if xe else settings.scst_augment)
-        compiled = bool(settings.compile)
-        task: Task
-        if xe:
-            task = CrossEntropy(parts, eyes, self.table, settings, world, compiled=compiled)
-        else:
-            vocabulary = parts.vocabulary
-            references = [[vocabulary.encode(caption) for caption in captions] for captions in self.tokens]
-            reward = CiderReward(references, eos=vocabulary.eos, pad=vocabulary.pad)
-            self.event(position, f"reward: {reward.signature}")
-            task = SelfCritical(parts, eyes, reward, self.table, settings, world, compiled=compiled)
+        task = self.cross_entropy() if stage == "xe" else self.self_critical(position)
+        assert own.lr is not None and own.lr_vision is not None
         return Trainer(
             task=task,
             weights=weights,
-            optimiser=optimiser,
-            average=Average(weights, settings.ema or 0.0 if xe else settings.scst_ema),
+            optimizer=make_optimizer(
+                weights,
+                lr=own.lr,
+                lr_vision=own.lr_vision,
+                weight_decay=own.weight_decay,
+                device=world.device,
+                stages=[] if parts.vision is None else parts.vision.stages(),
+                layer_decay=own.layer_decay,
+            ),
+            average=Average(weights, own.ema or 0.0),
             position=position,
-            steps=settings.xe_steps if xe else settings.scst_steps,
-            batch=settings.batch if xe else settings.scst_batch,
             pictures=len(self.train),
-            settings=settings,
+            stage=own,
+            settings=self.settings.run,
             world=world,
-            run=self.folder,
-            examiner=self.examiner(sees),
-            keep_best=self.keep,
+            folder=self.folder,
+            validator=self.validator(stage),
+            keep=self.keep,
             watch=self.watch,
             log=self.log,
             tracker=self.tracker,
-            others=named_others(parts.model),
-            last_rate=0.01 if xe else 0.1,
+            others=named_others(parts.model) | task.state(),
             look_every=20 if world.device.type == "cuda" else 1,
         )
 
-    def eyes(self, split: str, sees: bool, augment: float = 0.0) -> Eyes:
-        """How a split's pictures are seen: anew each time while the vision learns or views vary, else once."""
-        key = (split, sees, augment)
-        if key not in self._eyes:
-            self._eyes[key] = self._make_eyes(split, sees, augment)
-        return self._eyes[key]
+    def cross_entropy(self) -> Task:
+        run = self.settings.run
+        return CrossEntropy(
+            self.parts,
+            self.views("train", "xe"),
+            self.table,
+            self.settings.xe,
+            self.world,
+            precision=self.precision,
+            seed=run.seed,
+            accumulate=run.accumulate,
+            compiled=bool(run.compile),
+        )
 
-    def _make_eyes(self, split: str, sees: bool, augment: float) -> Eyes:
+    def self_critical(self, position: Position) -> Task:
+        run, vocabulary = self.settings.run, self.parts.vocabulary
+        references = [[vocabulary.encode(caption) for caption in captions] for captions in self.tokens]
+        reward = CiderReward(references, eos=vocabulary.eos, pad=vocabulary.pad)
+        self.event(position, f"reward: {reward.signature}")
+        return SelfCritical(
+            self.parts,
+            self.views("train", "scst"),
+            reward,
+            self.table,
+            self.settings.scst,
+            self.world,
+            max_length=self.settings.data.max_length,
+            precision=self.precision,
+            seed=run.seed,
+            accumulate=run.accumulate,
+            compiled=bool(run.compile),
+        )
+
+    def validator(self, stage: str, beams: int | None = None) -> Validator:
+        return Validator(
+            self.parts,
+            self.views("val", stage),
+            self.val,
+            self.world,
+            dtype=self.precision,
+            beams=beams or self.settings.run.val_beams,
+            max_length=self.settings.data.max_length,
+            tokenizer=self.settings.data.tokenizer,
+        )
+
+    def views(self, split: str, stage: str) -> Views:
+        """How a split's pictures are seen in a stage: anew in each step while the vision learns or views vary, else
+        once.
+        """
+        own = self.settings.stage(stage)
+        learns = self.vision_learns(own)
+        varied = (own.augment or 0.0, own.compress, own.turn) if split == "train" else (0.0, 0.0, 0.0)
+        key = (split, learns, *varied)
+        if key not in self._views:
+            self._views[key] = self._make_views(split, learns, *varied)
+        return self._views[key]
+
+    def _make_views(self, split: str, learns: bool, augment: float, compress: float, turn: float) -> Views:
         samples, device = (self.train if split == "train" else self.val), self.world.device
         if self.store is not None:
-            return Precomputed(self.store, [sample.id for sample in samples], device)
+            return FeatureViews(self.store, [sample.id for sample in samples], device)
         vision = self.parts.vision
         assert vision is not None
-        compress = self.settings.compress if split == "train" else 0.0
-        if sees or augment or compress:
+        if learns or augment or compress:
             pixels = self.pixels(split, samples, vision)
-            compiled = bool(self.settings.compile)
-            return Looking(pixels, may_be_mirrored(samples), augment, compress, self.settings.turn, compiled=compiled)
-        dtype = precision(self.settings)
-        room = nearest_room(len(samples) * bytes_of_regions(vision, dtype), device)
+            compiled = bool(self.settings.run.compile)
+            return PixelViews(pixels, may_be_mirrored(samples), augment, compress, turn, compiled=compiled)
+        room = nearest_room(len(samples) * bytes_of_regions(vision, self.precision), device)
         if room == "none":  # look anew in every step
-            return Looking(self.pixels(split, samples, vision), may_be_mirrored(samples), 0.0)
-        return Kept.look(
+            return PixelViews(self.pixels(split, samples, vision), may_be_mirrored(samples), 0.0)
+        return CachedRegions.compute(
             vision,
             # Each picture is needed once, unless they are kept already.
             self._pixels.get(split)
-            or Pixels(samples, vision.preprocess, keep="none", device=device, workers=self.settings.workers),
-            dtype=dtype,
+            or Pixels(samples, vision.preprocess, keep="none", device=device, workers=self.settings.data.workers),
+            dtype=self.precision,
             place=device if room == "device" else torch.device("cpu"),
-            tell=self.telling(f"looking at the {split} pictures"),
+            progress=self.progress(f"looking at the {split} pictures"),
         )
 
     def pixels(self, split: str, samples: Sequence[Sample], vision: Vision) -> Pixels:
         if split not in self._pixels:
-            keep, size = self.settings.cache, vision.preprocess.size
+            keep, size = self.settings.data.cache, vision.preprocess.size
             self._pixels[split] = Pixels(
                 samples,
                 vision.preprocess,
                 keep=where_to_keep(len(samples), size, self.world.device) if keep == "auto" else keep,
                 device=self.world.device,
-                workers=self.settings.workers,
-                tell=self.telling(f"reading the {split} pictures"),
+                workers=self.settings.data.workers,
+                progress=self.progress(f"reading the {split} pictures"),
             )
         return self._pixels[split]
-
-    def examiner(self, sees: bool, beams: int | None = None) -> Examiner:
-        return Examiner(
-            self.parts,
-            self.eyes("val", sees),
-            self.val,
-            self.world,
-            dtype=precision(self.settings),
-            beams=beams or self.settings.val_beams,
-            max_length=self.settings.max_length,
-            tokenizer=self.settings.tokenizer,
-        )
-
-    def keep(self, exam: Exam) -> None:
-        """These weights are the best so far: make them the model of the run's folder."""
-        if self.world.first:
-            Captioner(self.parts.model, self.parts.vocabulary, self.parts.vision).save_pretrained(self.folder)
 
     def event(self, position: Position, line: str) -> None:
         if line not in position.events:
             position.events.append(line)
             self.watch.say(line)
 
-    def telling(self, what: str) -> Callable[[int, int], object]:
+    def progress(self, what: str) -> Callable[[int, int], object]:
         last = 0.0
 
-        def tell(done: int, total: int) -> None:
+        def report(done: int, total: int) -> None:
             nonlocal last
             if time.monotonic() - last > 10 or done == total:
                 last = time.monotonic()
                 self.watch.say(f"{what}: {done:,} of {total:,}")
 
-        return tell
+        return report
 
-    def save_data(self) -> None:
-        text = json.dumps({"fingerprint": fingerprint(self.train, self.val), "pictures": self.data.counts()}) + "\n"
-        write_text(self.folder / DATA, text)
+    def estimate(self) -> list[tuple[str, str]]:
+        """Seconds a step, time and memory of each stage: trains a few steps on some pictures, writes nothing."""
+        settings = self.settings
+        some = max(settings.xe.batch or 1, settings.scst.batch or 1)
+        few = replace(
+            self,
+            # Compiling takes longer than this estimate should; what it saves later is not counted.
+            settings=settings.but({"run.compile": False, "data.cache": "memory", "data.val_pictures": 8}),
+            train=self.train[:some],
+            val=self.val[:8],
+            tokens=self.tokens[:some],
+            table=CaptionTable.build(self.tokens[:some], self.parts.vocabulary, settings.data.max_length),
+            _pixels={},
+            _views={},
+        )
+        lines, total = [], 0.0
+        for stage in settings.run.stages:
+            steps = settings.stage(stage).steps or 0
+            trainer = few.trainer(stage, Position(stage))
+            trainer.task.ready()
+            seconds = []
+            for step in range(TIMED_STEPS):
+                start = time.perf_counter()
+                trainer.step(step)
+                if self.world.device.type == "cuda":
+                    torch.cuda.synchronize()
+                seconds.append(time.perf_counter() - start)
+            each = sum(seconds[1:]) / (TIMED_STEPS - 1)
+            total += each * steps
+            lines.append((stage, f"{each:.2f} s a step, {_duration(each * steps)} for {steps:,} steps"))
+        lines.append(("together", f"about {_duration(total)}, without reading the pictures and validating"))
+        lines.append(("memory", f"{peak_memory(self.world.device) / 2**30:.1f} GiB at most in these steps"))
+        return lines
 
-    def check_same_data(self) -> None:
-        try:
-            saved = json.loads((self.folder / DATA).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise MeshcapError(f"{self.folder / DATA} cannot be read ({error}): begin a new run") from error
-        if saved.get("fingerprint") != fingerprint(self.train, self.val):
-            raise MeshcapError(
-                f"{self.settings.data} is not what {self.folder} was learning from (ids or captions have changed): "
-                "begin a new run"
-            )
+    def finish(self, position: Position) -> dict[str, Any]:
+        """Score the kept model on the val split, calibrate it there, write report and scores.
+
+        Validations searched less widely to save time; this one searches as a user would.
+        """
+        self.load_kept()
+        data_name = Path(self.settings.data.path).name
+        # The vision that was kept may be one that learned: what was cached before is no longer true of it.
+        stage = "xe" if self.settings.xe.lr_vision else self.settings.run.stages[-1]
+        calibrate = len(self.val) >= FEWEST and self.world.first
+        validator = self.validator(stage, beams=FINAL_BEAMS)
+        found = validator.validate(metrics=FINAL_METRICS, bootstrap=1000, calibrate=calibrate, data_name=data_name)
+        result = found.result
+        summary: dict[str, Any] = {
+            "run": str(self.folder),
+            "best_step": position.best_step,
+            "kept_step": position.kept_step,
+            "steps": position.step,
+            "minutes": round((time.time() - self.started) / 60, 2),
+            "val": {"scores": result.scores, "intervals": result.intervals, "diversity": result.diversity},
+        }
+        if not self.world.first:
+            return summary
+        trial = found.trial
+        if trial is not None:
+            trial.calibration.save(self.folder)
+            summary["val"]["confidence"] = trial.figures()
+        model, data = self.settings.model, self.settings.data
+        facts = [
+            ("captioner", f"{model.name}, {_millions(self.parts.model)}"),
+            ("vision", f"{model.vision or data.features}, {_millions(self.parts.vision)}"),
+            ("pictures", ", ".join(f"{name} {count:,}" for name, count in self.data.counts().items())),
+            ("words", f"{len(self.parts.vocabulary):,}"),
+            ("trained", f"{position.step:,} steps; the model is of step {position.kept_step:,}"),
+            ("time", f"{summary['minutes']:.1f} minutes on {machine(self.world.device)}"),
+        ]
+        reward = next((line for line in position.events if line.startswith("reward: ")), "")
+        report = self.folder / "report.html"
+        write_report(
+            report,
+            ReportContent(
+                title=f"{model.name} on {data_name}",
+                facts=facts,
+                results={"val": result},
+                curves=curves_of(read_log(self.folder / LOG)),
+                samples=found.cards(),
+                settings=self.settings.to_dict(),
+                notes=position.events,
+                confidence=None if trial is None else trial_drawing("Confidence on val", trial),
+                reward=reward.removeprefix("reward: "),
+            ),
+        )
+        write_json(self.folder / "scores.json", summary)
+        found.write_captions(self.folder / "captions-val.json")
+        low, high = (100 * end for end in result.intervals["CIDEr"])
+        self.watch.say(
+            f"model of step {position.kept_step:,}: val CIDEr {100 * found.cider:.1f} ({low:.1f}-{high:.1f}) by beam "
+            f"{FINAL_BEAMS}, bad endings {found.bad_endings:.1%}; see {report}"
+        )
+        return summary
 
 
-def fingerprint(*splits: Sequence[Sample]) -> str:
-    """What a run learns from, in a few letters."""
-    digest = hashlib.blake2b(digest_size=16)
-    for samples in splits:
-        for sample in samples:
-            digest.update("\0".join((sample.id, sample.split, *sample.captions)).encode() + b"\n")
-    return digest.hexdigest()
+def _duration(seconds: float) -> str:
+    return f"{seconds / 60:.1f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
-def own_settings(settings: TrainSettings) -> list[str]:
-    """Those given that decide how a model is built, which one that exists already is."""
-    names = ("geometry", "d_model", "heads", "d_ff", "encoder_layers", "decoder_layers", "slots", "dropout")
-    return [name for name in names if getattr(settings, name) is not None] + list(settings.options)
+def _millions(module: torch.nn.Module | None) -> str:
+    count = 0 if module is None else sum(weight.numel() for weight in module.parameters())
+    return f"{count / 1e6:.1f} M weights"
+
+
+def read_split_data(settings: TrainSettings) -> Dataset:
+    """The data with a val split, less the training pictures that are to be left out."""
+    given = settings.data
+    data = read_dataset(given.path, pictures=None if given.pictures is None else Path(given.pictures))
+    data = with_val(data, given.val_share)
+    return data if given.without is None else without(data, Path(given.without))
 
 
 def with_val(data: Dataset, share: float) -> Dataset:

@@ -1,4 +1,4 @@
-"""What a step computes: cross-entropy, or self-critical training. Two small tasks on one trainer.
+"""The two stages of training as tasks for one trainer: cross-entropy and self-critical training.
 
 A task gets the numbers of the whole batch's pictures and does its rank's share: forward, backward, gradients that add
 up over ranks to those of the whole batch. Random choices depend on the seed and the step alone.
@@ -6,40 +6,31 @@ up over ranks to those of the whole batch. Random choices depend on the seed and
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy
 import torch
 from torch import Tensor
 
-from meshcap.decoding import Hypotheses
+from meshcap.attention import State
+from meshcap.decoding import Beam, Graphs, Hypotheses, Rules, Sample, Strategy, decode
 from meshcap.metrics.reward import CiderReward
 from meshcap.models import CaptionModel
 from meshcap.regions import Regions
-from meshcap.text import Vocabulary
 from meshcap.training.augment import hide_some, only, some_places
+from meshcap.training.build import Parts
 from meshcap.training.captions import Array, CaptionTable, rectangles
 from meshcap.training.distributed import World
-from meshcap.training.eyes import Eyes, View, see
-from meshcap.training.scst import Speaker, advantages, scst_sum
-from meshcap.training.settings import TrainSettings
-from meshcap.training.xe import xe_sum
-from meshcap.vision.backbone import Vision
+from meshcap.training.losses import AttentionLoss, advantages, scst_sum, xe_sum
+from meshcap.training.pictures import View, Views, regions_of
+from meshcap.training.settings import SCSTSettings, XESettings
+from meshcap.vision import Vision
 
 Measures = dict[str, Tensor]
 CAPTIONS = 5  # of each picture in a step, where settings leave it open
-
-
-@dataclass
-class Parts:
-    """What a run trains."""
-
-    model: CaptionModel
-    vocabulary: Vocabulary
-    vision: Vision | None
 
 
 class Task(Protocol):
@@ -56,6 +47,9 @@ class Task(Protocol):
     def backward(self, everyone: Array, step: int) -> Measures:
         """Gradients of this rank's share, and scalars on the device whose sum over ranks is worth logging."""
 
+    def state(self) -> dict[str, Tensor]:
+        """What later steps depend on beside the weights; checkpoints keep it."""
+
 
 class CrossEntropy:
     """Every caption of every picture of the batch, read word by word."""
@@ -63,12 +57,23 @@ class CrossEntropy:
     name = "xe"
 
     def __init__(
-        self, parts: Parts, eyes: Eyes, table: CaptionTable, settings: TrainSettings, world: World, *, compiled: bool
+        self,
+        parts: Parts,
+        views: Views,
+        table: CaptionTable,
+        settings: XESettings,
+        world: World,
+        *,
+        precision: torch.dtype = torch.float32,
+        seed: int = 0,
+        accumulate: int = 1,
+        compiled: bool = False,
     ):
-        self.parts, self.eyes, self.table, self.settings, self.world = parts, eyes, table, settings, world
-        self.precision = precision(settings)
+        self.parts, self.views, self.table, self.settings, self.world = parts, views, table, settings, world
+        self.precision, self.seed, self.accumulate = precision, seed, accumulate
         self.captions = settings.captions or CAPTIONS
         self.shapes = rectangles(table, self.captions)
+        self.attention_loss = AttentionLoss.of(parts.model)
         self.loss: Callable[..., Tensor] = torch.compile(self._loss, dynamic=False) if compiled else self._loss
 
     def ready(self) -> None:
@@ -76,22 +81,25 @@ class CrossEntropy:
         if self.parts.vision is not None:
             self.parts.vision.train()
 
+    def state(self) -> dict[str, Tensor]:
+        return {} if self.attention_loss is None else self.attention_loss.state()
+
     def ahead(self, everyone: Array) -> None:
-        for share in shares(everyone, self.world, self.settings.accumulate):
-            self.eyes.ahead(torch.from_numpy(everyone[share]))
+        for share in shares(everyone, self.world, self.accumulate):
+            self.views.ahead(torch.from_numpy(everyone[share]))
 
     def _loss(self, view: View, ids: list[Tensor]) -> Tensor:
-        regions = see(self.parts.vision, view)
+        regions = regions_of(self.parts.vision, view)
         if self.settings.region_dropout:
             regions = hide_some(regions, self.settings.region_dropout)
-        return xe_sum(self.parts.model, regions, ids, self.settings.label_smoothing or 0.0)
+        return xe_sum(self.parts.model, regions, ids, self.settings.label_smoothing or 0.0, self.attention_loss)
 
     def backward(self, everyone: Array, step: int) -> Measures:
-        chosen = self.table.choose(everyone, self.captions, rng(self.settings.seed, step))
+        chosen = self.table.choose(everyone, self.captions, rng(self.seed, step))
         words = max(1, self.table.words(chosen, self.shapes))
         measured = torch.zeros((), device=self.world.device)
-        for share in shares(everyone, self.world, self.settings.accumulate):
-            view = self.eyes.view(torch.from_numpy(everyone[share]), training=True)
+        for share in shares(everyone, self.world, self.accumulate):
+            view = self.views.view(torch.from_numpy(everyone[share]), training=True)
             ids = [one.to(self.world.device, non_blocking=True) for one in self.table.cut(chosen[share], self.shapes)]
             with autocast(self.world.device, self.precision):
                 loss = self.loss(view, ids) / words
@@ -100,40 +108,67 @@ class CrossEntropy:
         return {"loss": measured}
 
 
+class Drawn(NamedTuple):
+    """Captions that were drawn for a part of the batch, and what they were drawn from."""
+
+    view: View
+    places: Tensor | None  # the regions that were not hidden
+    encoded: State
+    found: Hypotheses
+    rewards: Tensor  # (B, S)
+
+
 class SelfCritical:
-    """Captions the model says itself, each pushed by how much better it is than the others of its picture."""
+    """Captions that the model draws itself, each pushed by how much better it is than the others of its picture.
+
+    Regions are encoded once: captions are drawn from the encoded pictures, and the teacher-forced pass with gradients
+    reads the same. For both passes to speak of the same policy, both run without dropout, with the same words banned
+    (the model itself never says `<pad>`, `<bos>` or `<unk>`) and the same truncation. Where only the search bans a
+    word, probability leaks into ids that are never drawn and so never punished, and captions get worse: `disagreement`
+    watches for that in every run.
+
+    Where a batch is computed in parts because memory is short, captions of all parts are drawn first, since the loss is
+    a mean over the words of the whole batch; each part is then encoded a second time for its gradient.
+    """
 
     name = "scst"
 
     def __init__(
         self,
         parts: Parts,
-        eyes: Eyes,
+        views: Views,
         reward: CiderReward,
         table: CaptionTable,
-        settings: TrainSettings,
+        settings: SCSTSettings,
         world: World,
         *,
-        compiled: bool,
+        max_length: int,
+        precision: torch.dtype = torch.float32,
+        seed: int = 0,
+        accumulate: int = 1,
+        compiled: bool = False,
     ):
-        self.parts, self.eyes, self.table, self.settings, self.world = parts, eyes, table, settings, world
+        self.parts, self.views, self.table, self.settings, self.world = parts, views, table, settings, world
         self.reward = reward
-        self.precision = precision(settings)
-        self.learning_to_see = settings.scst_lr_vision > 0 and parts.vision is not None
-        self.captions = settings.xe_captions or settings.captions or CAPTIONS
+        self.precision, self.seed, self.accumulate = precision, seed, accumulate
+        self.vision_learns = bool(settings.lr_vision) and parts.vision is not None
+        self.captions = settings.captions or CAPTIONS
         self.shapes = rectangles(table, self.captions)
-        self.speaker = Speaker(
+        self.sampler = Sampler(
             parts.model,
-            dtype=self.precision,
+            dtype=precision,
             samples=settings.samples,
-            max_length=min(settings.scst_length or settings.max_length, settings.max_length),
+            max_length=min(settings.max_length or max_length, max_length),
             search=settings.search,
             temperature=settings.temperature,
             top_k=settings.top_k,
         )
-        self.look: Any = torch.compile(_parts_seen, dynamic=False) if compiled else _parts_seen
-        self.loss: Any = torch.compile(self._loss, dynamic=False) if compiled else self._loss
-        self.xe: Any = torch.compile(xe_sum, dynamic=False) if compiled else xe_sum
+
+        def maybe_compiled(work: Any) -> Any:
+            return torch.compile(work, dynamic=False) if compiled else work
+
+        self.look, self.encode = maybe_compiled(_parts_of_regions), maybe_compiled(parts.model.encode)
+        self.loss, self.xe = maybe_compiled(scst_sum), maybe_compiled(xe_sum)
 
     def ready(self) -> None:
         # No dropout: the words were drawn without.
@@ -141,78 +176,135 @@ class SelfCritical:
         if self.parts.vision is not None:
             self.parts.vision.eval()
 
-    def ahead(self, everyone: Array) -> None:
-        for share in shares(everyone, self.world, self.settings.accumulate):
-            self.eyes.ahead(torch.from_numpy(everyone[share]))
+    def state(self) -> dict[str, Tensor]:
+        return {}
 
-    def _loss(self, regions: Regions, ids: Tensor, drawn: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
-        return scst_sum(
-            self.parts.model, regions, ids, drawn, advantage, self.settings.temperature, self.settings.top_k
-        )
+    def ahead(self, everyone: Array) -> None:
+        for share in shares(everyone, self.world, self.accumulate):
+            self.views.ahead(torch.from_numpy(everyone[share]))
 
     def backward(self, everyone: Array, step: int) -> Measures:
-        device, settings, pad = self.world.device, self.settings, self.parts.model.config.pad
-        parts = shares(everyone, self.world, settings.accumulate)
-        spoken: list[tuple[View, Regions, Tensor | None, Hypotheses, Tensor]] = []
-        for place, share in enumerate(parts):
-            pictures = torch.from_numpy(everyone[share])
-            view = self.eyes.view(pictures, training=True)
-            regions = self._regions(view, keep=len(parts) == 1)
-            # The same regions are hidden while words are drawn and while they are judged.
-            places = some_places(regions, settings.scst_region_dropout)
-            regions = only(regions, places)
-            # Ranks and parts draw different words.
-            seed = int(rng(settings.seed, step, self.world.rank, place).integers(2**62))
-            pictures = pictures.to(device, non_blocking=True)  # nothing here waits for the device
-            found = self.speaker.speak(regions.each(Tensor.detach), seed)
-            spoken.append((view, regions, places, found, self.reward(found.ids, pictures)))
-        words = self.world.sum(torch.stack([(found.ids != pad).sum() for *_, found, _ in spoken]).sum().float())
-        chosen, xe_words = self._told_by_people(everyone, step) if settings.xe_weight else (None, 1)
+        device, settings, model = self.world.device, self.settings, self.parts.model
+        pad, pictures = model.config.pad, len(everyone)
+        parts = shares(everyone, self.world, self.accumulate)
+        drawn = [self._draw(everyone[share], step, place, keep=len(parts) == 1) for place, share in enumerate(parts)]
+        words = self.world.sum(torch.stack([(one.found.ids != pad).sum() for one in drawn]).sum().float())
+        chosen, xe_words = self.references(everyone, step) if settings.xe_weight else (None, 1)
         names = ["loss", "reward", "spread", "length", "disagreement"]
         measured = {name: torch.zeros((), device=device) for name in names}
-        pictures_of_all = len(everyone)
-        for share, (view, regions, places, found, rewards) in zip(parts, spoken, strict=True):
-            if self.learning_to_see and len(parts) > 1:  # memory is short: what was seen was not kept for a gradient
-                regions = only(self._regions(view, keep=True), places)
-            # The vision's own backward comes once, after everything that was made of what it saw.
-            leaf = regions.each(Tensor.detach)
-            leaf.features.requires_grad_(self.learning_to_see)
-            advantage = advantages(rewards)
+        for share, (view, places, encoded, found, rewards) in zip(parts, drawn, strict=True):
+            if len(parts) > 1:
+                encoded = self._encode(only(self._regions(view, keep=True), places), keep=True)
+            # The encoder's own backward comes once, after everything that was read from what it made.
+            leaves = {name: tensor.detach().requires_grad_(tensor.requires_grad) for name, tensor in encoded.items()}
             with autocast(device, self.precision):
-                loss, gap = self.loss(leaf, found.ids, found.log_probs, advantage)
+                loss, gap = self.loss(
+                    model,
+                    leaves,
+                    found.ids,
+                    found.log_probs,
+                    advantages(rewards),
+                    settings.temperature,
+                    settings.top_k,
+                )
             (loss / words).backward()
             if chosen is not None:
                 ids = [one.to(device) for one in self.table.cut(chosen[share], self.shapes)]
                 with autocast(device, self.precision):
-                    mixed = self.xe(self.parts.model, leaf, ids) * ((settings.xe_weight or 0.0) / xe_words)
+                    mixed = self.xe(model, leaves, ids) * ((settings.xe_weight or 0.0) / xe_words)
                 mixed.backward()
-            if self.learning_to_see:
-                regions.features.backward(leaf.features.grad)
+            learned = [name for name, leaf in leaves.items() if leaf.grad is not None]
+            torch.autograd.backward([encoded[name] for name in learned], [leaves[name].grad for name in learned])
             measured["loss"] += (loss / words).detach()
             measured["disagreement"] += gap / words
-            measured["reward"] += rewards.mean(1).sum() / pictures_of_all
-            measured["spread"] += rewards.std(1).sum() / pictures_of_all
-            measured["length"] += (found.ids != pad).sum() / (pictures_of_all * settings.samples)
+            measured["reward"] += rewards.mean(1).sum() / pictures
+            measured["spread"] += rewards.std(1).sum() / pictures
+            measured["length"] += (found.ids != pad).sum() / (pictures * settings.samples)
         return measured
 
+    def _draw(self, pictures: Array, step: int, place: int, *, keep: bool) -> Drawn:
+        """Captions of a part of the batch; with `keep`, what they were drawn from is kept for a gradient."""
+        numbers = torch.from_numpy(pictures)
+        view = self.views.view(numbers, training=True)
+        regions = self._regions(view, keep=keep)
+        places = some_places(regions, self.settings.region_dropout or 0.0)
+        regions = only(regions, places)
+        encoded = self._encode(regions, keep=keep)
+        # Ranks and parts draw different words.
+        seed = int(rng(self.seed, step, self.world.rank, place).integers(2**62))
+        found = self.sampler.draw(regions.each(Tensor.detach), seed, encoded)
+        numbers = numbers.to(self.world.device, non_blocking=True)  # nothing here waits for the device
+        return Drawn(view, places, encoded if keep else {}, found, self.reward(found.ids, numbers))
+
     def _regions(self, view: View, *, keep: bool) -> Regions:
-        """What is seen; for a gradient too, where the vision learns and it is to be kept."""
         if isinstance(view, Regions):
             return view
-        with torch.set_grad_enabled(self.learning_to_see and keep), autocast(self.world.device, self.precision):
+        with torch.set_grad_enabled(self.vision_learns and keep), autocast(self.world.device, self.precision):
             return Regions(*self.look(self.parts.vision, view))
 
-    def _told_by_people(self, everyone: Array, step: int) -> tuple[Any, int]:
-        chosen = self.table.choose(everyone, self.captions, rng(self.settings.seed, step))
+    def _encode(self, regions: Regions, *, keep: bool) -> State:
+        with torch.set_grad_enabled(keep), autocast(self.world.device, self.precision):
+            encoded: State = self.encode(regions)
+        return encoded
+
+    def references(self, everyone: Array, step: int) -> tuple[Any, int]:
+        """The captions of people that are mixed in, and how many words of them a loss counts."""
+        chosen = self.table.choose(everyone, self.captions, rng(self.seed, step))
         return chosen, max(1, self.table.words(chosen, self.shapes))
 
 
-def _parts_seen(vision: Vision, pixels: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+class Sampler:
+    """Draws captions from a copy of the model in the precision that searches run in, updated before each search."""
+
+    def __init__(
+        self,
+        model: CaptionModel,
+        *,
+        dtype: torch.dtype,
+        samples: int,
+        max_length: int,
+        search: str = "sample",
+        temperature: float = 1.0,
+        top_k: int = 0,
+    ):
+        self.model = model
+        self.copy = copy.deepcopy(model).to(dtype).requires_grad_(False).eval()
+        self.samples, self.search, self.temperature, self.top_k = samples, search, temperature, top_k
+        self.rules = Rules(max_length=max_length)
+        self.graphs = Graphs()
+
+    @torch.no_grad()
+    def draw(self, regions: Regions, seed: int, encoded: State | None = None) -> Hypotheses:
+        """`samples` captions of each picture, (B, S, T).
+
+        Args:
+            encoded: the regions as the model itself has encoded them; None: they are encoded here.
+        """
+        torch._foreach_copy_(list(self.copy.parameters()), list(self.model.parameters()))
+        strategy: Strategy = Beam(self.samples)
+        if self.search == "sample":
+            strategy = Sample(self.samples, self.temperature, self.top_k, seed=seed)
+        if encoded is not None:
+            dtype = self.copy.dtype
+            encoded = {
+                name: tensor.detach().to(dtype) if tensor.is_floating_point() else tensor
+                for name, tensor in encoded.items()
+            }
+        return decode(
+            self.copy,
+            regions.to(dtype=self.copy.dtype),
+            strategy,
+            self.rules,
+            n_best=strategy.width,
+            graphs=self.graphs,
+            encoded=encoded,
+            # Of so many captions one is nearly always as long as can be: a look would only hold up the next launches.
+            stop_early=not regions.features.is_cuda,
+        )
+
+
+def _parts_of_regions(vision: Vision, pixels: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
     return vision(pixels).parts()
-
-
-def precision(settings: TrainSettings) -> torch.dtype:
-    return torch.bfloat16 if settings.precision == "bfloat16" else torch.float32
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:

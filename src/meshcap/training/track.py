@@ -42,7 +42,7 @@ def open_trackers(
     *,
     run_name: str,
     resumed_at: int | None = None,
-    tell: Callable[[str], object] | None = None,
+    report: Callable[[str], object] | None = None,
 ) -> Tracker:
     """One tracker that feeds all of these.
 
@@ -52,12 +52,12 @@ def open_trackers(
         folder: of the run; what trackers keep on disk goes there, but for trackio's, which has a place of its own.
         settings: of the run, to be shown beside its numbers.
         resumed_at: the step after which this run continues an earlier one in the same folder.
-        tell: takes lines for the person who watches; to stderr if not given.
+        report: takes lines for the person who watches; to stderr if not given.
 
     Raises:
         MeshcapError: an unknown name, a package that is not installed, a tracker that refuses.
     """
-    tell = tell or _to_stderr
+    report = report or _to_stderr
     asked = ["tensorboard"] if names is None else list(dict.fromkeys(names))
     for name in asked:
         if name not in (*TRACKERS, "none"):
@@ -75,16 +75,16 @@ def open_trackers(
             how = f'pip install "meshcap[{extra}]"'
             if names is not None:
                 raise MeshcapError(f"{name} is not installed: {how}") from error
-            tell(f"no {name} here, so the run is not drawn there: {how}")
-    return Trackers(opened, tell)
+            report(f"no {name} here, so the run is not drawn there: {how}")
+    return Trackers(opened, report)
 
 
 class Trackers:
     """Several as one. A run that took days must not end because something that shows it failed: that one is left."""
 
-    def __init__(self, each: Mapping[str, Tracker], tell: Callable[[str], object]):
+    def __init__(self, each: Mapping[str, Tracker], report: Callable[[str], object]):
         self.each = dict(each)
-        self._tell = tell
+        self._report = report
 
     def scalars(self, step: int, numbers: Mapping[str, float]) -> None:
         self._all(lambda tracker: tracker.scalars(step, numbers))
@@ -102,7 +102,7 @@ class Trackers:
                 feed(tracker)
             except Exception as error:
                 del self.each[name]
-                self._tell(f"{name} failed and is told nothing more: {error or type(error).__name__}")
+                self._report(f"{name} failed and is left out from now on: {error or type(error).__name__}")
 
 
 class TensorBoardTracker:

@@ -22,14 +22,15 @@ from torch import Tensor, nn
 from meshcap.errors import FailedError
 from meshcap.training.checkpoint import Position, save_checkpoint
 from meshcap.training.distributed import World
-from meshcap.training.examine import Exam, Examiner
-from meshcap.training.log import RunLog
-from meshcap.training.optimiser import Average, course, set_rate
-from meshcap.training.progress import Watch
-from meshcap.training.scst import ROUNDING
-from meshcap.training.settings import TrainSettings
-from meshcap.training.tasks import Measures, Task, batch_of, precision, rng
+from meshcap.training.log import RunLog, Watch
+from meshcap.training.optimizer import Average, schedule, set_rate
+from meshcap.training.settings import RunSettings, SCSTSettings, StageSettings
+from meshcap.training.tasks import Measures, Task, batch_of, rng
 from meshcap.training.track import Tracker
+from meshcap.training.validate import Validator
+
+# Mean absolute difference of a word's log-probability between search and teacher forcing that rounding explains.
+ROUNDING = {"float32": 1e-4, "bfloat16": 0.05}
 
 
 class InterruptedRunError(FailedError):
@@ -44,25 +45,33 @@ class Trainer:
 
     task: Task
     weights: dict[str, nn.Parameter]
-    optimiser: torch.optim.Optimizer
+    optimizer: torch.optim.Optimizer
     average: Average
     position: Position
-    steps: int  # of this stage
-    batch: int
     pictures: int  # to learn from
-    settings: TrainSettings
+    stage: StageSettings
+    settings: RunSettings
     world: World
-    run: Path
-    examiner: Examiner
-    keep_best: Callable[[Exam], None]  # writes the model folder
+    folder: Path  # of the run
+    validator: Validator
+    keep: Callable[[], None]  # writes the weights of now into the model folder
     watch: Watch
     log: RunLog | None = None
     tracker: Tracker | None = None
     others: dict[str, Tensor] = field(default_factory=dict)  # of the model: saved, changing, not learned
-    last_rate: float = 0.01  # where the learning rate ends, as a share of the highest
     look_every: int = 20  # steps between looks at the loss: each look waits for a GPU
     _sums: Measures = field(default_factory=dict)
     _since: tuple[int, float] = (0, 0.0)
+
+    @property
+    def steps(self) -> int:
+        assert self.stage.steps is not None
+        return self.stage.steps
+
+    @property
+    def batch(self) -> int:
+        assert self.stage.batch is not None
+        return self.stage.batch
 
     def fit(self) -> None:
         """Train until the stage's last step, or until patience is out.
@@ -118,10 +127,10 @@ class Trainer:
         if in_stage + 1 < self.steps:
             self.task.ahead(batch_of(in_stage + 1, self.batch, self.pictures, settings.seed))
         self.world.sum_gradients(self.weights.values())
-        norm = nn.utils.clip_grad_norm_(list(self.weights.values()), settings.clip)
-        set_rate(self.optimiser, course(in_stage, self.steps, settings.warmup, self.last_rate))
-        self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
+        norm = nn.utils.clip_grad_norm_(list(self.weights.values()), self.stage.clip)
+        set_rate(self.optimizer, schedule(in_stage, self.steps, self.stage.warmup, self.stage.last_rate))
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
         self.average.update()
         for name, value in measured.items():
             self._sums[name] = self._sums.get(name, torch.zeros_like(value)) + value
@@ -145,7 +154,7 @@ class Trainer:
         steps = step - self._since[0]
         means = {name: self.world.sum(value / steps).item() for name, value in self._sums.items()}
         rate = steps * self.batch / (time.perf_counter() - self._since[1])
-        lr = self.optimiser.param_groups[0]["lr"]
+        lr = self.optimizer.param_groups[0]["lr"]
         self._check(means)
         self.watch.step(stage, step, loss=means["loss"], rate=rate)
         numbers = {**means, "rate": rate, "lr": lr}
@@ -158,8 +167,10 @@ class Trainer:
     def _check(self, means: dict[str, float]) -> None:
         if not all(math.isfinite(means[name]) for name in ("loss", "gradient")):
             raise FailedError(self._diagnosis(means))
-        most = 5 * ROUNDING[precision(self.settings)]
-        if self.settings.search == "sample" and means.get("disagreement", 0.0) > most:
+        most = 5 * ROUNDING[self.settings.precision or "float32"]
+        if isinstance(self.stage, SCSTSettings) and self.stage.search == "beam":
+            return
+        if means.get("disagreement", 0.0) > most:
             raise FailedError(
                 f"step {self.position.step:,}: the captions' log-probabilities in the search and in the pass with "
                 f"gradients differ by {means['disagreement']:.4f} a word, and rounding explains at most {most:g}: "
@@ -168,39 +179,44 @@ class Trainer:
 
     def _diagnosis(self, means: dict[str, float]) -> str:
         lost = [name for name, weight in self.weights.items() if not bool(torch.isfinite(weight).all())]
-        told = (
+        text = (
             f"the loss is {means['loss']:.4g} and the gradient's norm {means['gradient']:.4g} around step "
-            f"{self.position.step:,} (learning rate {self.optimiser.param_groups[0]['lr']:.2g}); "
+            f"{self.position.step:,} (learning rate {self.optimizer.param_groups[0]['lr']:.2g}); "
         )
-        told += f"{len(lost)} weights are no longer finite (first: {lost[0]})" if lost else "all weights are finite"
-        return told + "; the last checkpoint is from before: --resume goes on from there, or begin with a lower --lr"
+        text += f"{len(lost)} weights are no longer finite (first: {lost[0]})" if lost else "all weights are finite"
+        return (
+            f"{text}; the last checkpoint is from before: --resume goes on from there, or begin with a lower rate "
+            f"({self.task.name}.lr)"
+        )
 
     def _validate(self) -> None:
         position = self.position
         with self.average.applied():
-            exam = self.examiner.examine()
-            better = position.best is None or exam.cider > position.best
+            found = self.validator.validate()
+            better = position.best is None or found.cider > position.best
             position.validations_since = 0 if better else position.validations_since + 1
+            if better:
+                position.best, position.best_step = found.cider, position.step
             if better or self.settings.keep == "last":
-                position.best, position.best_step = exam.cider, position.step
-                self.keep_best(exam)
+                position.kept, position.kept_step = found.cider, position.step
+                self.keep()
         assert position.best is not None
         self.task.ready()
         self.watch.validated(
-            self.task.name, position.step, exam.cider, position.best, [one.text for one in exam.captions[:2]]
+            self.task.name, position.step, found.cider, position.best, [one.text for one in found.captions[:2]]
         )
-        numbers = {"CIDEr": exam.cider, "best": position.best, "bad_endings": exam.bad_endings, "words": exam.words}
+        numbers = {"CIDEr": found.cider, "best": position.best, "bad_endings": found.bad_endings, "words": found.words}
         if self.log is not None:
-            samples = [one.text for one in exam.captions[:8]]
+            samples = [one.text for one in found.captions[:8]]
             self.log.write("val", position.step, stage=self.task.name, samples=samples, **numbers)
         if self.tracker is not None:
             self.tracker.scalars(position.step, {f"val/{name}": value for name, value in numbers.items()})
-            self.tracker.samples(position.step, self.examiner.examples(exam.captions))
+            self.tracker.samples(position.step, self.validator.examples(found.captions))
 
     def checkpoint(self) -> None:
         """By the first rank; the others wait, lest they run ahead of what can be resumed."""
         if self.world.first:
-            save_checkpoint(self.run, self.position, self.weights, self.optimiser, self.average, self.others)
+            save_checkpoint(self.folder, self.position, self.weights, self.optimizer, self.average, self.others)
         self.world.wait()
 
 

@@ -38,11 +38,17 @@ class Vision(nn.Module):
     def settings(self) -> dict[str, Any]:
         raise NotImplementedError
 
+    def stages(self) -> list[list[nn.Parameter]]:
+        """The weights in groups, from the pixels up, for layer-wise rates and to freeze the first ones; empty: this
+        vision learns as a whole.
+        """
+        return []
+
     def first_stages(self, count: int) -> list[nn.Parameter]:
-        """Weights of the stages nearest to the pixels, to be frozen while the rest is trained.
+        """Weights of the stages nearest to the pixels, for who wants to train only what comes after.
 
         Raises:
-            MeshcapError: there are not so many stages, or this vision has none.
+            MeshcapError: there are not so many stages, or this vision learns as a whole.
         """
         stages = self.stages()
         if count and not stages:
@@ -50,10 +56,6 @@ class Vision(nn.Module):
         if count > len(stages):
             raise MeshcapError(f"frozen_stages is {count}, and {self.name} has {len(stages)} stages")
         return [weight for stage in stages[:count] for weight in stage]
-
-    def stages(self) -> list[list[nn.Parameter]]:
-        """Weights in the order in which a picture passes them, for layer-wise learning rates; empty: one for all."""
-        return []
 
     def fold(self) -> None:
         """Optimise for inference, in place, where there is anything to optimise: see `EfficientNetLite.fold`."""

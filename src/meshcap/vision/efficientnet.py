@@ -127,12 +127,17 @@ class EfficientNetLite(Vision):
                 size = -(-size // one.stride)
         self.folded = True
 
-    def first_stages(self, count: int) -> list[nn.Parameter]:
-        blocks = stage_lengths(self.variant, stages=7 if self.stride == 32 else 5)
-        if count > len(blocks):
-            raise MeshcapError(f"frozen_stages is {count}, and {self.name} has {len(blocks)} stages")
-        parts = [self.stem, *self.blocks[: sum(blocks[:count])]] if count else []
-        return [weight for part in parts for weight in part.parameters()]
+    def stages(self) -> list[list[nn.Parameter]]:
+        """The stem belongs to the first stage, the head to the last."""
+        groups: list[list[nn.Module]] = []
+        end = 0
+        for blocks in stage_lengths(self.variant, stages=7 if self.stride == 32 else 5):
+            groups.append(list(self.blocks[end : end + blocks]))
+            end += blocks
+        groups[0].insert(0, self.stem)
+        if self.head is not None:
+            groups[-1].append(self.head)
+        return [[weight for part in parts for weight in part.parameters()] for parts in groups]
 
     def settings(self) -> dict[str, Any]:
         return {"variant": self.variant, "stride": self.stride, "preprocess": self.preprocess.to_dict()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -120,6 +121,11 @@ UNUSED = {
 }
 
 
+# How transformers names the parts of its backbones: encoder.layer.3., encoder.layers.3., layers.3., encoder.stages.3.
+LAYER = re.compile(r"(?:^|\.)(?:layers?|stages)\.(\d+)\.")
+BEFORE_LAYERS = re.compile(r"(?:^|\.)(?:embed|pre_layrnorm)")
+
+
 class HFGrid(HFVision):
     """A backbone of transformers. Its regions are the cells of a grid, row by row."""
 
@@ -178,6 +184,21 @@ class HFGrid(HFVision):
         if height % self.stride or width % self.stride:
             raise MeshcapError(f"size is {height} × {width}, {self.source} reads multiples of {self.stride} pixels")
         return height // self.stride, width // self.stride
+
+    def stages(self) -> list[list[nn.Parameter]]:
+        """The embeddings, then each layer of a transformer (each stage of a CNN); a last norm goes with the last."""
+        found: dict[int, list[nn.Parameter]] = {}
+        after: list[nn.Parameter] = []
+        for name, weight in self.network.named_parameters():
+            layer = LAYER.search(name)
+            if layer is not None:
+                found.setdefault(int(layer[1]) + 1, []).append(weight)
+            elif BEFORE_LAYERS.search(name):
+                found.setdefault(0, []).append(weight)
+            else:
+                after.append(weight)
+        found[max(found)] += after
+        return [found[place] for place in sorted(found)]
 
     def forward(self, pixels: Tensor) -> Regions:
         rows, columns = self._cells(*pixels.shape[-2:])

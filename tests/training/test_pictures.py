@@ -14,14 +14,19 @@ from meshcap.data.dataset import FileSource, Sample
 from meshcap.data.scenes import draw_scene
 from meshcap.data.workers import most_in_flight
 from meshcap.errors import MeshcapError
-from meshcap.training import pixels as pixels_module
-from meshcap.training.eyes import Kept, Looking, see
-from meshcap.training.pixels import Pixels, decoded, free_memory, where_to_keep
+from meshcap.evaluation.evaluation import read_sample
+from meshcap.training import pictures as pixels_module
+from meshcap.training.pictures import CachedRegions, Pixels, PixelViews, free_memory, regions_of, where_to_keep
 from meshcap.vision import create_vision
+from meshcap.vision.pictures import read_picture
 from meshcap.vision.preprocess import Preprocess
 
 CPU = torch.device("cpu")
 SMALL = Preprocess(size=16)
+
+
+def decoded(sample: Sample, preprocess: Preprocess) -> torch.Tensor:
+    return read_sample(sample, lambda content: preprocess.pixels(read_picture(content, at_least=preprocess.size)))
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,8 @@ def test_many_pictures_are_read_in_blocks_and_told() -> None:
     samples, _ = some(5)
     samples = [samples[n % 5] for n in range(1030)]
     told: list[tuple[int, int]] = []
-    pixels = Pixels(samples, Preprocess(size=8), keep="memory", device=CPU, workers=2, tell=lambda *n: told.append(n))
+    options = {"keep": "memory", "device": CPU, "workers": 2, "progress": lambda *n: told.append(n)}
+    pixels = Pixels(samples, Preprocess(size=8), **options)
     assert told == [(512, 1030), (1024, 1030), (1030, 1030)]
     assert torch.equal(pixels.all[:5], pixels.all[1025:])
     assert not torch.equal(pixels.all[0], pixels.all[1])
@@ -78,7 +84,7 @@ def test_processes_read_the_same_pixels(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(pixels_module, "MANY", 20)
     monkeypatch.setattr(pixels_module, "cores", lambda: 4)
     told: list[tuple[int, int]] = []
-    there = Pixels(samples, SMALL, keep="memory", device=CPU, tell=lambda *n: told.append(n))
+    there = Pixels(samples, SMALL, keep="memory", device=CPU, progress=lambda *n: told.append(n))
     assert torch.equal(here.all, there.all)
     assert told == [(30, 30)]
     # More than there is room for at once: later pictures take the places of earlier ones.
@@ -119,7 +125,7 @@ def test_a_picture_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 def test_where_to_keep(monkeypatch: pytest.MonkeyPatch) -> None:
     assert free_memory() > 2**20
-    monkeypatch.setattr("meshcap.training.pixels.free_memory", lambda: 2.0 * 3 * 64 * 64 * 100)
+    monkeypatch.setattr("meshcap.training.pictures.free_memory", lambda: 2.0 * 3 * 64 * 64 * 100)
     assert where_to_keep(99, 64, CPU) == "memory"
     assert where_to_keep(100, 64, CPU) == "none"
 
@@ -129,26 +135,26 @@ def test_a_frozen_vision_looks_once_and_sees_the_same(name: str, tmp_path: Path)
     data = read_dataset(tiny_data.scenes(tmp_path, train=7, val=0))
     vision = create_vision(name, size=48).eval()
     pixels = Pixels(data.samples, vision.preprocess, keep="memory", device=CPU)
-    kept = Kept.look(vision, pixels, dtype=torch.float32, batch=3)
-    looking = Looking(pixels, torch.zeros(7, dtype=torch.bool), 0.0)
+    kept = CachedRegions.compute(vision, pixels, dtype=torch.float32, batch=3)
+    looking = PixelViews(pixels, torch.zeros(7, dtype=torch.bool), 0.0)
     assert len(kept) == len(looking) == 7
     wanted = torch.tensor([6, 0, 3])
     with torch.no_grad():
-        fresh = see(vision, looking.view(wanted, training=True))
+        fresh = regions_of(vision, looking.view(wanted, training=True))
     regions = kept.view(wanted, training=True)
     torch.testing.assert_close(regions.features, fresh.features)
     torch.testing.assert_close(regions.boxes, fresh.boxes)
-    assert see(None, regions) is regions
+    assert regions_of(None, regions) is regions
 
 
 def test_only_training_shows_other_views(tmp_path: Path) -> None:
     data = read_dataset(tiny_data.scenes(tmp_path, train=4, val=0))
     pixels = Pixels(data.samples, SMALL, keep="memory", device=CPU)
-    looking = Looking(pixels, torch.ones(4, dtype=torch.bool), 0.8)
+    looking = PixelViews(pixels, torch.ones(4, dtype=torch.bool), 0.8)
     wanted = torch.arange(4)
     assert torch.equal(looking.view(wanted, training=False), pixels[wanted])
     assert not torch.equal(looking.view(wanted, training=True), looking.view(wanted, training=True))
-    worse = Looking(pixels, torch.ones(4, dtype=torch.bool), 0.0, compress=0.9)
+    worse = PixelViews(pixels, torch.ones(4, dtype=torch.bool), 0.0, compress=0.9)
     assert torch.equal(worse.view(wanted, training=False), pixels[wanted])
     assert not torch.equal(worse.view(wanted, training=True), pixels[wanted].float())
 

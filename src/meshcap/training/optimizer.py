@@ -1,9 +1,9 @@
-"""Steps downhill: groups of weights, the learning rate's course, and the running average of the weights."""
+"""The optimizer: groups of weights with their rates, the learning rate's schedule, the average of the weights."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -24,17 +24,33 @@ def named_others(model: nn.Module) -> dict[str, Tensor]:
     return {f"other.{name}": tensor for name, tensor in model.state_dict().items() if name not in learned}
 
 
-def make_optimiser(
-    weights: dict[str, nn.Parameter], *, lr: float, lr_vision: float, decay: float, device: torch.device
+def make_optimizer(
+    weights: dict[str, nn.Parameter],
+    *,
+    lr: float,
+    lr_vision: float,
+    weight_decay: float,
+    device: torch.device,
+    stages: Sequence[Sequence[nn.Parameter]] = (),
+    layer_decay: float = 1.0,
 ) -> torch.optim.AdamW:
-    """AdamW. Matrices decay; biases, norms and words do not: a rare word would fade between its appearances."""
-    groups = []
-    for part, rate in (("model.", lr), ("vision.", lr_vision)):
-        for decays in (True, False):
-            members = [w for name, w in weights.items() if name.startswith(part) and _decays(name, w) == decays]
-            if members:
-                groups.append({"params": members, "lr": rate, "highest": rate, "weight_decay": decay * decays})
-    return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.98), fused=device.type == "cuda")
+    """AdamW. Matrices decay; biases, norms and words do not: a rare word would fade between its appearances.
+
+    Args:
+        stages: of the vision, from the pixels up (`Vision.stages`).
+        layer_decay: a stage of the vision learns at lr_vision · layer_decay^(stages above it).
+    """
+    above = {id(weight): len(stages) - 1 - place for place, stage in enumerate(stages) for weight in stage}
+    groups: dict[tuple[str, float, bool], list[nn.Parameter]] = {}
+    for name, weight in weights.items():
+        part = name.partition(".")[0]
+        rate = lr if part == "model" else lr_vision * layer_decay ** above.get(id(weight), 0)
+        groups.setdefault((part, rate, _decays(name, weight)), []).append(weight)
+    options = [
+        {"params": members, "lr": rate, "highest": rate, "weight_decay": weight_decay * decays}
+        for (_, rate, decays), members in groups.items()
+    ]
+    return torch.optim.AdamW(options, lr=lr, betas=(0.9, 0.98), fused=device.type == "cuda")
 
 
 def _decays(name: str, weight: Tensor) -> bool:
@@ -42,12 +58,12 @@ def _decays(name: str, weight: Tensor) -> bool:
     return weight.dim() > 1 and not embeds
 
 
-def set_rate(optimiser: torch.optim.Optimizer, share: float) -> None:
-    for group in optimiser.param_groups:
+def set_rate(optimizer: torch.optim.Optimizer, share: float) -> None:
+    for group in optimizer.param_groups:
         group["lr"] = group["highest"] * share
 
 
-def course(step: int, steps: int, warmup: float, last: float) -> float:
+def schedule(step: int, steps: int, warmup: float, last: float) -> float:
     """The share of the highest rate at a step: a straight rise, then half a cosine down to `last`."""
     rise = max(1, round(warmup * steps))
     if step < rise:

@@ -7,9 +7,10 @@ import tiny
 from meshcap.errors import MeshcapError
 from meshcap.models import MODELS
 from meshcap.text import Vocabulary
+from meshcap.training.build import build, with_words
+from meshcap.training.captions import check_captions, check_coverage
 from meshcap.training.plan import complete
 from meshcap.training.settings import TrainSettings
-from meshcap.training.start import begin, check_captions, check_coverage, with_words
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 TOKENS = [[["a", "dog"], ["a", "cat"]], [["the", "dog"], ["a", "bird"]]]
@@ -53,54 +54,67 @@ def test_coverage() -> None:
         check_coverage(Vocabulary([*WORDS[:4], "a", "dog"]), TOKENS)
 
 
+def planned(given: dict, pictures: int, device: torch.device = CPU) -> TrainSettings:
+    return complete(
+        TrainSettings.named({"data.path": "", "run.out": "", **given}), pictures=pictures, device=device
+    )
+
+
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_a_new_captioner_says_only_words(name: str) -> None:
-    settings = complete(
-        TrainSettings(data="", out="", model=name, vision="patches", size=48, d_model=16, heads=2, min_count=1),
-        pictures=2, device=CPU,
-    )  # fmt: skip
-    parts = begin(settings, TOKENS, None)
+    given = {
+        "model.name": name, "model.vision": "patches", "model.size": 48, "model.d_model": 16, "model.heads": 2,
+        "data.min_count": 1,
+    }  # fmt: skip
+    settings = planned(given, 2)
+    parts = build(settings, TOKENS, None)
     assert sorted(parts.vocabulary.words[4:]) == ["a", "bird", "cat", "dog", "the"]
     assert parts.model.config.d_input == parts.vision.width
     assert set(parts.model.config.suppressed) == {0, 1, 2}
-    assert parts.model.config.max_length == settings.max_length
-    assert parts.model.config.dropout == settings.dropout
+    assert parts.model.config.max_length == settings.data.max_length
+    assert parts.model.config.dropout == settings.model.dropout
 
 
 @pytest.mark.parametrize("device", [CPU, GPU], ids=str)
 @pytest.mark.parametrize("pictures", [1, 3, 40, 6_000, 100_000])
 @pytest.mark.parametrize(
-    "given", [{}, {"vision": "small-cnn"}, {"vision": "patches"}, {"features": "f"}, {"start": "s"}]
-)
+    "given",
+    [
+        {}, {"model.vision": "small-cnn"}, {"model.vision": "patches"}, {"data.features": "f"}, {"model.start": "s"}
+    ],
+)  # fmt: skip
 def test_plans_leave_nothing_open(device: torch.device, pictures: int, given: dict) -> None:
-    settings = complete(TrainSettings(data="", out="", **given), pictures=pictures, device=device)
-    for name in ("batch", "scst_batch", "xe_steps", "scst_steps", "lr", "lr_vision", "scst_lr", "validate_every"):
-        assert getattr(settings, name) is not None, name
-        assert getattr(settings, name) >= (0 if name == "lr_vision" else 1e-9), name
-    assert settings.batch <= pictures and settings.scst_batch <= pictures
-    assert settings.validate_every <= settings.xe_steps
-    if "start" not in given:
-        assert settings.d_model % settings.heads == 0
+    settings = planned(given, pictures, device)
+    for name in ("xe.batch", "scst.batch", "xe.steps", "scst.steps", "xe.lr", "scst.lr", "run.validate_every"):
+        assert settings.get(name) is not None, name
+        assert settings.get(name) >= 1e-9, name
+    assert settings.xe.lr_vision >= 0 and settings.scst.lr_vision == 0
+    assert settings.xe.batch <= pictures and settings.scst.batch <= pictures
+    assert settings.run.validate_every <= settings.xe.steps
+    if "model.start" not in given:
+        assert settings.model.d_model % settings.model.heads == 0
     # A plan that is completed again, as at --resume, is the same plan.
     assert complete(settings, pictures=pictures, device=device) == settings
 
 
 def test_what_a_person_decides_is_kept() -> None:
-    own = {"batch": 7, "lr": 0.5, "d_model": 24, "heads": 3, "xe_epochs": 2.0, "scst_steps": 11, "ema": 0.0}
-    settings = complete(TrainSettings(data="", out="", **own), pictures=70, device=CPU)
-    assert settings.xe_steps == 20
-    assert settings.xe_epochs is None
+    own = {
+        "xe.batch": 7, "xe.lr": 0.5, "model.d_model": 24, "model.heads": 3, "xe.epochs": 2.0, "scst.steps": 11,
+        "xe.ema": 0.0,
+    }  # fmt: skip
+    settings = planned(own, 70)
+    assert settings.xe.steps == 20
+    assert settings.xe.epochs is None
     for name, value in own.items():
-        if name != "xe_epochs":
-            assert getattr(settings, name) == value
+        if name != "xe.epochs":
+            assert settings.get(name) == value
 
 
 def test_few_pictures_get_enough_steps() -> None:
     """Ten epochs over 71 pictures would be 22 steps, in which nobody learns to speak; asked-for epochs are obeyed."""
-    cpu = torch.device("cpu")
-    few = complete(TrainSettings(data="d", out="o"), pictures=71, device=cpu)
-    assert (few.xe_steps, few.scst_steps) == (500, 50)
-    assert few.validate_every is not None
-    assert 4 <= few.xe_steps // few.validate_every <= 40
-    asked = complete(TrainSettings(data="d", out="o", xe_epochs=1, scst_epochs=1), pictures=71, device=cpu)
-    assert (asked.xe_steps, asked.scst_steps) == (2, 2)
+    few = planned({}, 71)
+    assert (few.xe.steps, few.scst.steps) == (500, 50)
+    assert few.run.validate_every is not None
+    assert 4 <= few.xe.steps // few.run.validate_every <= 40
+    asked = planned({"xe.epochs": 1, "scst.epochs": 1}, 71)
+    assert (asked.xe.steps, asked.scst.steps) == (2, 2)
