@@ -214,8 +214,6 @@ def look(source: Source) -> Fingerprint | str:
         return str(mistake).replace("the picture", str(source), 1)
 
 
-# What the captions of a dataset are like, in numbers.
-
 FREQUENT = 5  # times a word must be seen to enter the usual vocabularies of this field
 
 

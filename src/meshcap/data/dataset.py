@@ -2,6 +2,10 @@
 
 A dataset is a list of samples in memory; the pictures themselves stay where they are, in files or inside tar shards,
 and are read when needed, in any order and from any process.
+
+A picture's split is what its own record says, else a word of its file's name, else a hash of its id. Names are those of
+the field brought to three: Karpathy's "restval" is for training, "validation", "valid" and "dev" are "val". A name that
+is none of these is a split of its own.
 """
 
 from __future__ import annotations
@@ -111,11 +115,6 @@ def hashed_split(id: str, *, val: float = 0.05, test: float = 0.05) -> str:
     return "test" if place < test else "val" if place < test + val else "train"
 
 
-# Which split a picture belongs to: by its own word, by its file's name, or by a hash of its id.
-#
-# The first that says anything counts. Names are those of the field brought to three: Karpathy's "restval" is for
-# training, "validation", "valid" and "dev" are "val". A name that is none of these is a split of its own.
-
 MEANINGS = {
     "train": "train",
     "training": "train",
@@ -167,9 +166,6 @@ def hashed_splits(ids: Iterable[str], *, val: float, test: float, alone: bool = 
     if val > 0 and len(training) > 1 and "val" not in splits.values():
         splits[min(training, key=hashed_place)] = "val"
     return splits
-
-
-# A dataset without some of its training pictures: those that `meshcap data check --leave-out` named, say.
 
 
 def without(dataset: Dataset, file: Path) -> Dataset:

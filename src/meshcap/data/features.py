@@ -1,4 +1,18 @@
-"""Region features that somebody computed before: one file a picture."""
+"""Region features that were computed before, by `meshcap data features` or by others.
+
+    store = open_features("coco_detections.hdf5")
+    store.require(sample.id for sample in dataset)
+    regions = store.regions(["391895", "522418"])
+
+Known layouts, each read the same way, as ids and arrays by id:
+
+- HDF5, as the public features of COCO come: `<id>_features` (N, F), perhaps `<id>_boxes` (N, 4) and `<id>_size`
+- one safetensors file with the same names
+- a folder with a file a picture: `<id>.safetensors`, `<id>.npz` or `<id>.npy`
+
+A picture without features is an error that names it: numbers made up for it would train a model on nothing. Files are
+opened when first read and once in each process, so that a store travels to workers as a path and names.
+"""
 
 from __future__ import annotations
 
@@ -66,14 +80,6 @@ def _tensor(array: numpy.ndarray) -> Tensor:
         raise ValueError(f"an array of {array.dtype} is not numbers")
     return torch.from_numpy(array.astype(numpy.float32))
 
-
-# The files that region features are kept in, each read the same way: ids, and arrays by id.
-#
-# - HDF5, as the public features of COCO come: `<id>_features` (N, F), perhaps `<id>_boxes` (N, 4) and `<id>_size`
-# - one safetensors file with the same names
-# - a folder with a file a picture: `<id>.safetensors`, `<id>.npz` or `<id>.npy`
-#
-# Files are opened when first read and once in each process, so that a layout travels to workers as a path and names.
 
 HDF5 = (".hdf5", ".h5", ".hdf")
 SETTINGS = "features.json"  # in a folder: how its features were made
@@ -220,14 +226,6 @@ def _short(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-# Region features that were computed before, by `meshcap data features` or by others.
-#
-#     store = open_features("coco_detections.hdf5")
-#     store.require(sample.id for sample in dataset)
-#     regions = store.regions(["391895", "522418"])
-#
-# A picture without features is an error that names it: numbers made up for it would train a model on nothing.
-
 IN_PIXELS = 1.5  # a box that reaches further is not in 0-1 coordinates, even by a detector that overshoots
 COCO_NAME = re.compile(r"(?:COCO_(?:train|val|test)\d{4}_)?(\d{12})")
 SUFFIX = re.compile(r"\.(?:jpe?g|png|webp)$", re.IGNORECASE)
@@ -235,7 +233,7 @@ NAMED = 3  # missing pictures that an error names
 
 
 def open_features(path: str | Path) -> FeatureStore:
-    """Features of many pictures: an HDF5 or safetensors file, or a folder (see `feature_layouts`).
+    """Features of many pictures: an HDF5 or safetensors file, or a folder (see the top of this file).
 
     Boxes may be in 0-1 coordinates, or in pixels if the file has each picture's `<id>_size` (width, height). The
     public features of COCO have pixels and no sizes: their boxes are left out with a warning.

@@ -1,6 +1,9 @@
 """Pictures made small, once, and put into tar shards: what training reads fastest.
 
 A picture is cut and resized as `Preprocess` would at training, so that nothing is left to do there but decoding.
+
+A folder may be made in one go or in several: `pack.json` says what is finished. Each shard is written whole and then
+entered in `pack.json`. Whoever is stopped between the two makes that one shard again, with the same bytes.
 """
 
 from __future__ import annotations
@@ -146,11 +149,6 @@ def encode(source: Source, *, settings: PackSettings) -> tuple[str, bytes] | Unr
     Image.frombytes("RGB", side, image.tobytes()).save(buffer, form, quality=settings.quality, **options)
     return settings.format, buffer.getvalue()
 
-
-# A folder of shards that is made in one go or in several: `pack.json` says what is finished.
-#
-# Each shard is written beside and renamed, and then entered in `pack.json`. Whoever is stopped between the two makes
-# that one shard again, with the same bytes.
 
 MANIFEST = "pack.json"
 MEGABYTE = 1_000_000

@@ -1,4 +1,8 @@
-"""`read_dataset`: any of the field's layouts to samples."""
+"""`read_dataset`: any of the field's layouts to samples.
+
+`dataset_files` finds the files that a path, a folder or a pattern names, `PictureFolder` the pictures that a caption
+file names.
+"""
 
 from __future__ import annotations
 
@@ -189,8 +193,6 @@ def _of_tokens(file: Path, text: str, folder: PictureFolder) -> Iterator[Entry]:
 def _lines(text: str) -> Iterable[str]:
     return filter(None, (line.strip() for line in text.splitlines()))
 
-
-# From what a person writes (a file, a folder, a pattern) to the files that hold a dataset, and its pictures.
 
 TABLES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv")
 LAYOUTS = (

@@ -3,6 +3,8 @@
 A shard is indexed once, by walking over its headers, and each picture is read later by its place in the file: in any
 order, from any process, without unpacking. The walk is our own, because tarfile takes four times as long and does
 not tell a shard that was cut off between two members from a whole one.
+
+Shards are written so that they are the same, byte for byte, whenever and wherever the same samples are written.
 """
 
 from __future__ import annotations
@@ -207,8 +209,6 @@ def _pax(content: bytes) -> dict[str, str]:
         content = content[int(count) :]
     return record
 
-
-# Writing tar shards that are the same, byte for byte, whenever and wherever the same samples are written.
 
 RECORD = 10_240  # tars end on a whole one
 LONGEST_KEY = 80  # with its ending it fits a plain tar header

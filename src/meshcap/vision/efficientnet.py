@@ -263,15 +263,13 @@ def imagenet_names(name: str) -> tuple[str, str]:
     return f"_blocks.{block}._{part}_conv", f"_blocks.{block}._bn{norm}"
 
 
-# Convolutions for looking alone: what never changes is worked out once, and weights are laid out for the CPU.
-#
-# A convolution of `EfficientNetLite` multiplies its weights by the normalisation after it in every forward, as training
-# needs. Here that is done once. On a CPU the product is also rearranged into oneDNN's own layout, and ReLU6 is applied
-# while an output is still in the cache; torch's compiler does the same when it freezes a graph.
-
-
 class FoldedConvolution(nn.Module):
-    """A convolution with its normalisation inside. It can neither be trained nor saved."""
+    """A convolution with its normalisation inside. It can neither be trained nor saved.
+
+    A convolution of `EfficientNetLite` multiplies its weights by the normalisation after it in every forward, as
+    training needs. Here that is done once. On a CPU the product is also rearranged into oneDNN's own layout, and ReLU6
+    is applied while an output is still in the cache; torch's compiler does the same when it freezes a graph.
+    """
 
     weight: Tensor
     channels_last = True

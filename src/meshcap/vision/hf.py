@@ -1,4 +1,8 @@
-"""What grids and detectors of Hugging Face share: settings, weights in a folder, frozen statistics."""
+"""Backbones and detectors of the Hugging Face hub: `create_hf("google/vit-base-patch16-224")`.
+
+Of backbones, every patch or every cell of the last feature map is a region; of detectors, every object found. They
+keep their statistics and preprocessing, and are saved as transformers saves them.
+"""
 
 from __future__ import annotations
 
@@ -99,17 +103,6 @@ class HFVision(Vision):
         return cls(**settings, weights=Path(folder))
 
 
-# Backbones of Hugging Face: every patch, or every cell of the last feature map, is a region.
-#
-# Which numbers describe a patch:
-# - SigLIP, ViT, DINOv2 with registers: the last hidden state, after the network's final norm. What comes before the
-#   patches (class token, registers) is dropped: it has no place in the picture.
-# - ConvNeXt, ResNet: the last feature map.
-# CLIP and DINOv2 are `meshcap.vision.vit`: they need no transformers.
-#
-# Parts that do not lead to these numbers (poolers, a norm of the pooled vector) are left out, so that every parameter
-# gets a gradient when the backbone is trained.
-
 # Repositories that hold more than a backbone: their model_type -> the class of their settings.
 WHOLE = {"siglip": "SiglipConfig"}
 
@@ -127,7 +120,19 @@ BEFORE_LAYERS = re.compile(r"(?:^|\.)(?:embed|pre_layrnorm)")
 
 
 class HFGrid(HFVision):
-    """A backbone of transformers. Its regions are the cells of a grid, row by row."""
+    """A backbone of transformers. Its regions are the cells of a grid, row by row.
+
+    Which numbers describe a patch:
+
+    - SigLIP, ViT, DINOv2 with registers: the last hidden state, after the network's final norm. What comes before the
+      patches (class token, registers) is dropped: it has no place in the picture.
+    - ConvNeXt, ResNet: the last feature map.
+
+    CLIP and DINOv2 are `meshcap.vision.vit`: they need no transformers.
+
+    Parts that do not lead to these numbers (poolers, a norm of the pooled vector) are left out, so that every parameter
+    gets a gradient when the backbone is trained.
+    """
 
     name = "hf-grid"
     kinds = {  # noqa: RUF012 - a table, read alone
@@ -234,16 +239,14 @@ def _remove(network: nn.Module, path: str) -> None:
         setattr(parent, last, None)
 
 
-# Detectors of Hugging Face: every object found is a region.
-#
-# A DETR answers a fixed number of queries, each with a vector, a box and a class. The most confident of them are the
-# regions: always as many, so that no mask is needed and every picture costs the same.
-
 KEEP = 50  # regions of a picture unless kind_of_mistake; public features of detectors have 10 to 100
 
 
 class HFDetector(HFVision):
     """A detector of transformers. Its regions are objects, the most confident first.
+
+    A DETR answers a fixed number of queries, each with a vector, a box and a class. The most confident of them are the
+    regions: always as many, so that no mask is needed and every picture costs the same.
 
     When it is trained, the heads that only choose among queries get no gradient: choosing has none.
 
@@ -328,11 +331,6 @@ class HFDetector(HFVision):
         centre, extent = found.pred_boxes.float().take_along_dim(best[..., None], 1).chunk(2, -1)
         boxes = torch.cat((centre - extent / 2, centre + extent / 2), -1).clamp(0, 1)
         return Regions(features, boxes), labels.take_along_dim(best, 1), scores
-
-
-# Backbones and detectors of the Hugging Face hub as visions: `create_hf("openai/clip-vit-base-patch16")`.
-
-__all__ = ["HFDetector", "HFGrid", "create_hf"]
 
 
 def create_hf(
