@@ -30,7 +30,7 @@ from meshcap.errors import MeshcapError
 from meshcap.metrics.cider import DocumentFrequencies, cider, cider_d
 from meshcap.metrics.ngrams import bleu, rouge_l
 from meshcap.metrics.reward import BleuReward, CiderReward, MixedReward, RougeReward
-from meshcap.metrics.reward_compiled import compiled
+from meshcap.metrics.reward_kernels import compiled
 from meshcap.text.ptb import ptb_tokenize_all
 from meshcap.text.vocabulary import Vocabulary
 

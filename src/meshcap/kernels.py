@@ -115,7 +115,7 @@ def cider_d(
 ) -> Tensor:  # fmt: skip
     """CIDEr-D (rows,) of candidates ids (rows, T), `samples` rows for each of the pictures.
 
-    The other tensors are the index of `meshcap.metrics.reward_index`: references, document frequencies, norms.
+    The other tensors are the index of `meshcap.metrics.reward_kernels`: references, document frequencies, norms.
     """
     found = torch.empty(len(ids), dtype=torch.float32, device=ids.device)
     width = max(16, triton.next_power_of_2(ids.shape[1]))

@@ -11,21 +11,31 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy
 
 from meshcap.errors import MeshcapError
 from meshcap.metrics.ngrams import ORDERS, Array, bleu_from_statistics, rouge_l_of
-from meshcap.metrics.reward_arrays import Batch, cider_arrays, prepare
-from meshcap.metrics.reward_compiled import cider_compiled, compiled
-from meshcap.metrics.reward_index import LARGEST_ID, Rarity, References, nbytes
+from meshcap.metrics.reward_kernels import (
+    LARGEST_ID,
+    SPREAD,
+    Batch,
+    Rarity,
+    References,
+    cider_arrays,
+    cider_compiled,
+    compiled,
+    nbytes,
+    prepare,
+)
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
-    from meshcap.metrics.reward_torch import DeviceCider
-
+Index = TypeVar("Index", References, Rarity)
 Ids = TypeVar("Ids")  # arrays in, array out; tensors in, tensor out
 
 
@@ -151,8 +161,6 @@ class CiderReward(Reward):
 
     def on(self, device: torch.device) -> DeviceCider:
         """The scorer of a device. The first call copies the index there; what follows can be captured in a graph."""
-        from meshcap.metrics.reward_torch import DeviceCider
-
         if device not in self._devices:
             self._devices[device] = DeviceCider(self.references, self.rarity, self.sigma, device)
         return self._devices[device]
@@ -161,6 +169,57 @@ class CiderReward(Reward):
         if compiled() is not None:
             return cider_compiled(self.references, self.rarity, ids, pictures, self.sigma)
         return cider_arrays(numpy, self._batch(ids, pictures), self.rarity, self.sigma)
+
+
+class DeviceCider:
+    """The index of a `CiderReward` on one device, and the scoring there: nothing leaves the device or waits for it.
+
+    On CUDA one Triton kernel does it all; elsewhere, and where Triton is missing, the same comes from torch's
+    operations. Shapes depend on nothing but shapes, so both can be captured in a CUDA graph once they ran.
+    """
+
+    def __init__(self, references: References, rarity: Rarity, sigma: float, device: torch.device) -> None:
+        import torch
+
+        self.references, self.rarity, self.sigma = _move(references, device), _move(rarity, device), sigma
+        from meshcap.kernels import LONGEST_CANDIDATE
+
+        room = max(LONGEST_CANDIDATE, references.most, references.longest)
+        self._places = torch.arange(room, device=device)
+        # As a tensor, because Triton takes plain numbers in single precision.
+        self._narrow = torch.tensor([1 / (2 * sigma**2)], dtype=torch.float64, device=device)
+
+    def __call__(self, candidates: Tensor, pictures: Tensor) -> Tensor:
+        """CIDEr-D (B, S) in float32 of candidates (B, S, T) for pictures (B,); neither's values are checked."""
+        batch, samples, length = candidates.shape
+        ids = candidates.reshape(batch * samples, length).contiguous()
+        from meshcap.kernels import can_cider
+
+        if can_cider(ids):
+            found = self._launch(ids, pictures.contiguous(), samples)
+        else:
+            found = self._arrays(ids, pictures.repeat_interleave(samples, output_size=batch * samples))
+        return found.view(batch, samples)
+
+    def _arrays(self, ids: Tensor, pictures: Tensor) -> Tensor:
+        import torch
+
+        known = self.references
+        if ids.shape[1] > len(self._places):
+            self._places = torch.arange(ids.shape[1], device=ids.device)
+        batch = prepare(torch, known, ids.long(), pictures.long(), self._places, known.most, known.longest)
+        return cider_arrays(torch, batch, self.rarity, self.sigma).float()
+
+    def _launch(self, ids: Tensor, pictures: Tensor, samples: int) -> Tensor:
+        from meshcap.kernels import cider_d
+
+        known, rarity = self.references, self.rarity
+        return cider_d(
+            ids, pictures, known.tokens, known.starts, known.firsts, rarity.norms,
+            rarity.entries, rarity.buckets, rarity.idf, self._narrow,
+            samples=samples, eos=known.eos, pad=known.pad, spread=SPREAD, bits=rarity.bits, fullest=rarity.fullest,
+            count_eos=known.count_eos, n=rarity.n,
+        )  # fmt: skip
 
 
 class BleuReward(Reward):
@@ -231,3 +290,13 @@ def _check_shapes(candidates: Any, pictures: Any) -> None:
     given, indices = tuple(candidates.shape), tuple(pictures.shape)
     if len(given) != 3 or indices != given[:1]:
         raise MeshcapError(f"candidates are {given} and pictures {indices}, expected (B, S, T) and (B,)")
+
+
+def _move(index: Index, device: torch.device) -> Index:
+    import torch
+
+    arrays = {field.name: getattr(index, field.name) for field in fields(index)}
+    tensors = {
+        name: torch.from_numpy(array).to(device) for name, array in arrays.items() if isinstance(array, numpy.ndarray)
+    }
+    return replace(index, **tensors)  # type: ignore[arg-type]
