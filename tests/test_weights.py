@@ -14,7 +14,7 @@ from meshcap import weights as storage
 from meshcap.errors import MeshcapError
 from meshcap.models import load_model
 from meshcap.models.packed import Int8Linear, can_pack
-from meshcap.weights import dequantise, largest_error, quantise, reduced, rounded, stored
+from meshcap.weights import dequantise, quantise, reduced, rounded, stored
 
 PICTURES = tiny.pictures(3, 6)
 IDS = torch.tensor([[2, 4, 5, 6]]).expand(2, -1)
@@ -216,3 +216,15 @@ def test_the_hub_is_given_whole_weights(tmp_path: Path) -> None:
     message = refused(lambda: model.save_pretrained(tmp_path / "model", bits=8, push_to_hub=True))
     assert message == "the hub is given 32 bits: save 8 bits into a folder and upload that"
     assert not (tmp_path / "model").exists()
+
+
+def largest_error(weights: dict[str, torch.Tensor], stored: dict[str, torch.Tensor]) -> float:
+    """How far any number is from what it was, as a share of the largest of its matrix or vector."""
+    restored = dequantise(stored)
+    worst = 0.0
+    for name, tensor in weights.items():
+        if tensor.is_floating_point() and tensor.numel():
+            peak = tensor.abs().amax().float()
+            moved = (restored[name].float() - tensor.float()).abs().amax()
+            worst = max(worst, float(moved / peak.clamp_min(torch.finfo(torch.float32).tiny)))
+    return worst

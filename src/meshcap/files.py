@@ -141,11 +141,6 @@ def remove_unfinished(folder: str | Path, name: str | None = None) -> None:
             left.unlink(missing_ok=True)
 
 
-def is_unfinished(path: Path) -> bool:
-    """Whether a name is one of those that files have while they are being written."""
-    return path.name.startswith(".") and path.name.endswith(UNFINISHED)
-
-
 def _unfinished_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}{UNFINISHED}")
 

@@ -270,18 +270,6 @@ def restore(target: Tensor, weights: Mapping[str, Tensor], name: str) -> None:
         target.copy_(given)
 
 
-def largest_error(weights: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> float:
-    """How far any number is from what it was, as a share of the largest of its matrix or vector."""
-    restored = dequantise(stored)
-    worst = 0.0
-    for name, tensor in weights.items():
-        if tensor.is_floating_point() and tensor.numel():
-            peak = tensor.abs().amax().float()
-            moved = (restored[name].float() - tensor.float()).abs().amax()
-            worst = max(worst, float(moved / peak.clamp_min(torch.finfo(torch.float32).tiny)))
-    return worst
-
-
 def _restored(weights: Mapping[str, Tensor], name: str) -> Tensor:
     given = weights[name]
     return given * _column(weights[name + SCALE], given) if given.dtype == torch.int8 else given

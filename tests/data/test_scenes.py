@@ -11,10 +11,11 @@ import pytest
 from PIL import Image, ImageChops
 
 from meshcap.data import Dataset, read_dataset
-from meshcap.data.scene_captions import Thing, mistakes, named
+from meshcap.data.scene_captions import Thing
 from meshcap.data.scenes import SQUARES, Scene, draw_dataset, draw_scene, facts_of
 from meshcap.data.shapes import COLOURS, SHAPES, draw_shape
 from meshcap.errors import MeshcapError
+from recipes.drawn_scenes import mistakes, named
 
 SEEDS = range(300)
 WORDS = set(

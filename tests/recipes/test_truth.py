@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from meshcap.data import Sample, read_dataset
-from meshcap.data.scene_captions import statements
 from meshcap.data.scenes import draw_dataset, facts_of
-from recipes.drawn_scenes import truth_lines, truths
+from recipes.drawn_scenes import statements, truth_lines, truths
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,6 @@ the current step is a tensor, so that one captured or compiled step serves all s
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -32,12 +31,6 @@ FOR_SHORT_SEQUENCES = [
 ]
 
 State = dict[str, Tensor]
-
-
-class KeyValueMemory(Protocol):
-    """What may extend the keys and values (B, N, H·d) of a self-attention, such as `meshcap.memory.MemorySlots`."""
-
-    def __call__(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor | None = None, causal: bool = False) -> Tensor:
@@ -159,7 +152,10 @@ class HistoryCache:
 
 
 class SelfAttention(nn.Module):
-    """Queries, keys and values from one sequence or set, by one matrix product."""
+    """Queries, keys and values from one sequence or set, by one matrix product.
+
+    `memory` may extend the keys and values (B, N, H·d), as `meshcap.memory.MemorySlots` does.
+    """
 
     def __init__(self, d_model: int, heads: int, d_head: int, *, memory: nn.Module | None = None):
         super().__init__()

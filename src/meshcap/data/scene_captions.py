@@ -1,18 +1,13 @@
-"""What can truly be said of a drawn scene, and whether a caption of one is true.
+"""Captions that are true of a drawn scene, by the tables below.
 
-`write_captions` makes captions and `mistakes` reads them, both by the tables below. Captions are lower-case words with
-spaces between, as the PTB tokenizer leaves them.
+Captions are lower-case words with spaces between, as the PTB tokenizer leaves them.
 """
 
 from __future__ import annotations
 
 import random
-import re
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-
-from meshcap.data.shapes import COLOURS, SHAPES
 
 SIZES = {"small": ("small", "little"), "large": ("large", "big")}
 
@@ -196,98 +191,3 @@ THREE: list[Template] = [
     _to_both,
     _between,
 ]
-
-
-# Checking
-
-FILLERS = {"there", "is", "which", "a", "picture", "of", ",", "and", "with", "of the picture"}
-
-
-def _phrases() -> dict[str, tuple[str, str]]:
-    """Every phrase of the tables, with what it is and the key it stands for."""
-    found = {phrase: ("filler", phrase) for phrase in FILLERS} | {"between": ("between", "between")}
-    for what, one_each in (("spot", SPOTS), ("side", SIDES)):
-        found |= {phrase: (what, key) for key, phrase in one_each.items()}
-    for what, table in (("relation", RELATIONS), ("after", AFTER), ("where", WHERE)):
-        found |= {phrase: (what, key) for key, phrases in table.items() for phrase in phrases}
-    return found
-
-
-_PHRASES = _phrases()
-_SIZE_OF = {word: size for size, words in SIZES.items() for word in words}
-_NOUN = rf"an? (?:(?P<size>{'|'.join(_SIZE_OF)}) )?(?P<colour>{'|'.join(COLOURS)}) (?P<kind>{'|'.join(SHAPES)})"
-_PIECES = re.compile(rf"(?<!\S)(?:{_NOUN}|{'|'.join(sorted(_PHRASES, key=len, reverse=True))}|\S+)(?!\S)")
-
-
-def named(caption: str) -> list[str]:
-    """The things that a caption names, as "colour kind"."""
-    return [f"{piece['colour']} {piece['kind']}" for piece in _PIECES.finditer(caption) if piece["kind"]]
-
-
-@dataclass(frozen=True)
-class Mistake:
-    """What is wrong with a caption, and what that is about: object, size, relation, place, background or words."""
-
-    about: str
-    text: str
-
-
-# What a phrase of each kind is about.
-_ABOUT = {"where": "background", "spot": "place", "unknown": "words"} | dict.fromkeys(
-    ("side", "relation", "after", "between"), "relation"
-)
-
-
-def statements(caption: str) -> Counter[str]:
-    """How many statements a caption makes about objects, sizes, relations, places and the background."""
-    pieces = list(_PIECES.finditer(caption))
-    said = Counter(_ABOUT.get(_PHRASES.get(piece[0], ("unknown", ""))[0], "") for piece in pieces if not piece["kind"])
-    said["object"] = sum(bool(piece["kind"]) for piece in pieces)
-    said["size"] = sum(bool(piece["size"]) for piece in pieces)
-    return Counter({about: count for about, count in said.items() if about and count})
-
-
-def mistakes(caption: str, things: Sequence[Thing], background: str) -> list[Mistake]:
-    """All that is wrong with a caption: things missing, invented or named twice, and every statement that is not true.
-
-    What cannot be understood counts as wrong.
-    """
-    expected, given = Counter(thing.name for thing in things), Counter(named(caption))
-    wrong = [Mistake("object", f"does not name the {name}") for name in expected - given]
-    wrong += [Mistake("object", f"names a {name} too many") for name in given - expected]
-    if wrong:
-        return wrong  # where things are is of no interest if they are not there
-    by_name = {thing.name: thing for thing in things}
-    pieces = list(_PIECES.finditer(caption))
-    mentioned: list[Thing] = []  # in the order of the caption
-    for place, piece in enumerate(pieces):
-        ahead = [by_name[f"{p['colour']} {p['kind']}"] for p in pieces[place + 1 :] if p["kind"]]
-        what, key = _PHRASES.get(piece[0], ("unknown", ""))
-        match what:
-            case _ if piece["kind"]:
-                mentioned.append(by_name[f"{piece['colour']} {piece['kind']}"])
-                true = piece["size"] is None or _SIZE_OF[piece["size"]] == mentioned[-1].size
-            case "filler":
-                true = True
-            case "where":
-                true = key == background
-            case "spot":
-                true = bool(mentioned) and key in spots(mentioned[-1])
-            case "side":
-                # the thing that is named next, seen from all the others
-                true = bool(ahead) and all(holds(key, ahead[0], thing) for thing in things if thing is not ahead[0])
-            case "relation":
-                # "a above b and c" says it of both
-                both = [p[0] for p in pieces[place + 2 : place + 3]] == ["and"]
-                others = ahead[: 2 if both else 1]
-                true = bool(mentioned and others) and all(holds(key, mentioned[-1], other) for other in others)
-            case "after":
-                true = len(mentioned) > 1 and holds(key, mentioned[-1], mentioned[-2])
-            case "between":
-                true = bool(mentioned) and len(ahead) == 2 and between(mentioned[-1], *ahead)
-            case _:
-                true = False
-        if not true:
-            about = "size" if piece["kind"] else _ABOUT[what]
-            wrong.append(Mistake(about, f"says “{piece[0]}”, which is not so"))
-    return wrong

@@ -186,7 +186,7 @@ def _content(facts: Mapping[str, Any]) -> object:
 
 
 def facts_of(record: Mapping[str, Any] | None) -> tuple[list[Thing], str]:
-    """The things and the background of a drawn scene, from its JSON or from `Sample.more`, as `mistakes` takes them.
+    """The things and the background of a drawn scene, from its JSON or from `Sample.more`.
 
     Raises:
         MeshcapError: the sample is no drawn scene.

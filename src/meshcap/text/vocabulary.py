@@ -211,10 +211,6 @@ class Vocabulary:
         text = join_words(self._spoken(words), self.tokenizer)
         return full_stop(text, self.tokenizer) if SPECIAL[3] in words else text
 
-    def detokenize(self, ids: Sequence[int]) -> tuple[list[str], str]:
-        """The words of a caption, and its sentence."""
-        return self.decode(ids), self.sentence(ids)
-
     @staticmethod
     def _spoken(words: Iterable[str]) -> list[str]:
         _, pad, bos, eos = SPECIAL
