@@ -34,11 +34,11 @@ from meshcap.errors import FailedError, MeshcapError
 
 SETTINGS: dict[str, tuple[str, ...]] = {
     "batched": (),
-    "one at a time": ("--batch", "1", "--wait-ms", "0"),
+    "one at a time": ("--batch-size", "1", "--wait-ms", "0"),
 }
 PICTURES = 64  # different ones, sent over and over
 SIZE = 480  # pixels of a side
-WISHES = ("", "?attention=true&n_best=3", "?strategy=greedy", "?strategy=sample&temperature=0.8")  # of a long run
+OPTIONS = ("", "?attention=true&n=3", "?strategy=greedy", "?strategy=sample&temperature=0.8")  # of a long run
 READINGS = 10  # of memory, over a long run
 PATIENCE = 120  # seconds for one answer
 
@@ -77,10 +77,10 @@ def bench_soak(
     """One server, many requests of all kinds, and its memory after each tenth of them."""
     pictures = scenes()
     with running(model, tuple(options)) as port:
-        drive(port, pictures, clients, 200, WISHES)  # shapes of batches, each seen once, leave their buffers
+        drive(port, pictures, clients, 200, OPTIONS)  # shapes of batches, each seen once, leave their buffers
         runs, readings, start = [], [memory(port)], time.perf_counter()
         for part in range(READINGS):
-            runs.append(drive(port, pictures, clients, requests // READINGS, WISHES))
+            runs.append(drive(port, pictures, clients, requests // READINGS, OPTIONS))
             readings.append(memory(port))
             say(f"{(part + 1) * (requests // READINGS):,} requests, {readings[-1] / 2**20:,.0f} MiB")
         run = Run([s for one in runs for s in one.seconds], [f for one in runs for f in one.failures])
@@ -96,7 +96,7 @@ class Run:
     failures: list[str]
 
 
-def drive(port: int, pictures: Sequence[bytes], clients: int, requests: int, wishes: Sequence[str] = ("",)) -> Run:
+def drive(port: int, pictures: Sequence[bytes], clients: int, requests: int, options: Sequence[str] = ("",)) -> Run:
     """So many clients, each of which asks again as soon as it was answered, until all requests are through."""
     left: queue.SimpleQueue[int] = queue.SimpleQueue()
     for number in range(requests):
@@ -111,7 +111,7 @@ def drive(port: int, pictures: Sequence[bytes], clients: int, requests: int, wis
                 number = left.get_nowait()
             except queue.Empty:
                 break
-            path = f"/v1/caption{wishes[number % len(wishes)]}"
+            path = f"/v1/caption{options[number % len(options)]}"
             start = time.perf_counter()
             try:
                 connection.request("POST", path, pictures[number % len(pictures)], {"Content-Type": "image/jpeg"})

@@ -37,6 +37,7 @@ from meshcap.errors import FailedError
 
 SOURCE = str(Path(str(meshcap.__file__)).parent) + "/"
 PHOTO = Path(__file__).parents[1] / "examples" / "dog.jpg"
+ONCE = ("<module>", "from_pretrained", "optimize")
 MANY = 65  # photos of the longer run: more than one batch, whatever the size of a batch
 
 Call = tuple[str, str]  # a file below src/meshcap, and a function in it
@@ -104,8 +105,8 @@ class Recorder:
         outer: FrameType | None = frame
         while outer is not None:
             code = outer.f_code
-            # Imports run class bodies and decorators; loading builds and checks a model.
-            if code.co_name in ("<module>", "from_pretrained") and code.co_filename.startswith(SOURCE):
+            # Imports run class bodies and decorators; loading builds a model and lays out its weights.
+            if code.co_name in ONCE and code.co_filename.startswith(SOURCE):
                 return
             outer = outer.f_back
         self.calls.append((frame.f_code.co_filename[len(SOURCE) :], frame.f_code.co_qualname))
