@@ -1,6 +1,10 @@
 """Captioner: pictures or regions in, sentences out."""
 
+import copy
+import json
+import pickle
 import re
+import time
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +13,9 @@ import torch
 
 import tiny
 from meshcap import Captioner, MeshcapError, Regions
+from meshcap.captioner import UNSUITED
 from meshcap.data.scenes import draw_scene
-from meshcap.decoding import Beam, Greedy, Sample
+from meshcap.decoding import Beam, Greedy, Hypotheses, Sample
 from meshcap.text import Vocabulary
 from meshcap.vision import create_vision
 
@@ -191,3 +196,237 @@ def test_pictures_that_cannot_be_captioned(seeing: Captioner, speaker: Captioner
 def test_eyes_and_model_must_fit(speaker: Captioner) -> None:
     with pytest.raises(MeshcapError, match="108 numbers a region and the model was made for 6"):
         Captioner(speaker.model, speaker.vocabulary, create_vision("patches", size=48))
+
+
+# Loading is apart from optimising.
+
+
+@pytest.fixture(scope="module")
+def folder(seeing: Captioner, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    seeing.save_pretrained(folder)
+    return folder
+
+
+def test_a_loaded_captioner_is_saved_copied_pickled_and_trained(folder: Path, tmp_path: Path) -> None:
+    captioner, image = Captioner.from_pretrained(folder), draw_scene(8, 64).image
+    expected = captioner.caption(image, n=3)
+    for again in (
+        copy.deepcopy(captioner),
+        pickle.loads(pickle.dumps(captioner)),
+        Captioner.from_pretrained(saved(captioner, tmp_path)),
+    ):
+        assert again.caption(image, n=3) == expected
+    for name in ("model.safetensors", "vision/vision.json", "vocabulary.json", "config.json"):
+        assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()
+    weights = {id(one) for one in captioner.model.parameters()}
+    assert weights == {id(one) for one in captioner.model.parameters()} and all(
+        one.requires_grad for one in captioner.model.parameters()
+    )
+    loss = captioner.model(captioner.see([captioner.read(image)]), torch.tensor([[2, 5]])).logsumexp(-1).sum()
+    loss.backward()
+
+
+def saved(captioner: Captioner, folder: Path) -> Path:
+    captioner.save_pretrained(folder)
+    return folder
+
+
+def test_changed_weights_are_seen(folder: Path) -> None:
+    """What inference runs is a copy: it is made again when the weights have changed."""
+    captioner, other = Captioner.from_pretrained(folder), Captioner.from_pretrained(folder)
+    image = draw_scene(8, 64).image
+    before = captioner.caption(image)
+    with torch.no_grad():
+        for one in (*captioner.model.parameters(), *other.model.parameters()):
+            one.mul_(1.2)
+    after = captioner.caption(image)
+    assert after.score != before.score
+    assert after == other.caption(image)
+
+
+def test_optimized_in_place(folder: Path, tmp_path: Path) -> None:
+    captioner, plain = Captioner.from_pretrained(folder), Captioner.from_pretrained(folder)
+    image = draw_scene(8, 64).image
+    assert captioner.optimize() is captioner
+    assert captioner.optimize().caption(image) == plain.caption(image)
+    for use in (
+        lambda: captioner.save_pretrained(tmp_path),
+        lambda: copy.deepcopy(captioner),
+        lambda: captioner.to(dtype="bfloat16"),
+    ):
+        with pytest.raises(MeshcapError, match=r"optimized in place and cannot be .*: load it again"):
+            use()
+
+
+def test_devices_and_numbers(folder: Path) -> None:
+    captioner = Captioner.from_pretrained(folder, device="cpu", dtype="bfloat16")
+    assert captioner.dtype == torch.bfloat16 and captioner.device == torch.device("cpu")
+    assert {one.dtype for one in captioner.model.parameters()} == {torch.bfloat16}
+    assert captioner.to("cpu", torch.float32) is captioner
+    assert captioner.dtype == torch.float32
+    assert repr(captioner) == "Captioner(m2, 0.0 M weights, 34 words, patches, cpu, float32)"
+    image = draw_scene(8, 64).image
+    int8 = Captioner.from_pretrained(folder, dtype="int8")
+    assert int8.dtype == torch.int8 and int8.caption(image).text
+    assert {one.dtype for one in int8.model.parameters()} == {torch.float32}  # it can still be saved
+    for options, message in (
+        ({"device": "tpu"}, "device is 'tpu', expected auto, cpu, cuda or mps"),
+        ({"device": "meta"}, "device is 'meta', expected auto, cpu, cuda or mps"),
+        ({"dtype": "int4"}, "dtype is 'int4', expected auto, float32, bfloat16, float16, int8"),
+        ({"dtype": torch.float64}, "dtype is 'torch.float64', expected auto"),
+        ({"backend": "jax"}, "backend is 'jax', expected auto, torch, onnx, torch-export"),
+    ):
+        with pytest.raises(MeshcapError, match=message):
+            Captioner.from_pretrained(folder, **options)
+    if not torch.cuda.is_available():
+        with pytest.raises(MeshcapError, match="device is cuda, and torch sees no CUDA device: use cpu or auto"):
+            Captioner.from_pretrained(folder, device="cuda")
+        with pytest.raises(MeshcapError, match="no CUDA device"):
+            captioner.to("cuda")
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("file", ["model.safetensors", "vision/model.safetensors"])
+def test_weights_that_are_not_finite_are_refused(file: str, bad: float, tmp_path: Path) -> None:
+    vision = create_vision("small-cnn", channels=(8, 8), size=48)
+    model = tiny.build("m2", d_input=vision.width)
+    with torch.no_grad():
+        list((vision if "vision" in file else model).parameters())[-1].view(-1)[0] = bad
+    Captioner(model, Vocabulary(WORDS), vision).save_pretrained(tmp_path)
+    with pytest.raises(MeshcapError, match=r"has .* with NaN or infinite numbers: the file is damaged"):
+        Captioner.from_pretrained(tmp_path)
+
+
+def test_names_that_are_no_model_are_refused_at_once() -> None:
+    start = time.monotonic()
+    with pytest.raises(MeshcapError, match="no model 'my-captioner': there is no such folder here"):
+        Captioner.from_pretrained("my-captioner")
+    assert time.monotonic() - start < 2
+
+
+# What captions are.
+
+
+def test_captions_of_a_list_are_different(seeing: Captioner) -> None:
+    image = draw_scene(5, 64).image
+    for options in ({"n": 5}, {"n": 5, "groups": 5}, {"n": 6, "beams": 12, "groups": 3}, {"n": 4, "must": "w3|w4"}):
+        best = seeing.caption(image, **options)
+        texts = [best.text, *(one.text for one in best.alternatives)]
+        assert len(texts) == len(set(texts)) == options["n"]
+        assert not any(one.alternatives for one in best.alternatives)
+    drawn = seeing.caption(image, strategy="sample", n=5, temperature=0.01, seed=1)  # all the same words
+    assert drawn.alternatives == ()
+
+
+def test_the_same_caption_twice_is_said_once(speaker: Captioner) -> None:
+    ids = torch.tensor([[[4, 5, 3, 1], [4, 5, 3, 1], [4, 7, 3, 1]]])
+    found = Hypotheses(
+        ids=ids,
+        log_probs=torch.full((1, 3, 4), -0.5),
+        scores=torch.tensor([[-1.0, -1.0, -2.0]]),
+        lengths=torch.full((1, 3), 3),
+        finished=torch.ones(1, 3, dtype=torch.bool),
+    )
+    (caption,) = speaker.say(found, n=3)
+    assert [caption.text, *(one.text for one in caption.alternatives)] == ["A dog.", "A red."]
+
+
+def test_phrases_that_must_not_appear(seeing: Captioner) -> None:
+    image = draw_scene(5, 64).image
+    plain = seeing.caption(image)
+    phrase = " ".join(plain.words[:2])
+    other = seeing.caption(image, must_not=phrase.upper())
+    assert phrase not in " ".join(other.words)
+    assert other.words[0] == plain.words[0] or other.words != plain.words  # the first word alone may stay
+    both = seeing.caption(image, must_not=f"{plain.words[0]}|{plain.words[1]}")
+    assert not {plain.words[0], plain.words[1]} & set(both.words)
+    with pytest.raises(MeshcapError, match="must has 'w3 w4', which is in must_not, too"):
+        seeing.caption(image, must="w3 w4", must_not="w4")
+
+
+def test_required_words_that_do_not_suit_come_with_a_warning(seeing: Captioner) -> None:
+    image = draw_scene(5, 64).image
+    plain = seeing.caption(image)
+    assert plain.warning is None
+    assert seeing.caption(image, must=plain.words[0].upper()).warning is None  # it says that anyway
+    warnings = [seeing.caption(image, must=f"w{number}").warning for number in range(30)]
+    assert any(warnings) and not all(warnings)
+    regions = seeing.see([seeing.read(image)])
+    for number, warning in enumerate(warnings):
+        found = seeing.search(regions, must=f"w{number}")
+        unsuited = float(found.confidence[0, 0]) < UNSUITED * float(found.unconstrained[0])
+        assert (warning is not None) == unsuited
+    told = next(one for one in warnings if one)
+    assert "does not suit the picture" in told and "\n" not in told
+    missing = seeing.caption(image, must=["w1", "w2", "w3"], max_words=2)
+    assert missing.missing == 1 and missing.warning == "1 of 3 required words could not be fitted in"
+
+
+def test_withheld_captions_give_nothing_away(seeing: Captioner) -> None:
+    image = draw_scene(5, 64).image
+    plain = seeing.caption(image, n=3)
+    between = (plain.confidence + plain.alternatives[-1].confidence) / 2
+    some = seeing.caption(image, n=3, min_confidence=between)
+    for one, before in zip((some, *some.alternatives), (plain, *plain.alternatives), strict=True):
+        assert one.withheld == (before.confidence < between)
+        assert one.text == ("" if one.withheld else before.text) and one.confidence == before.confidence
+        assert one.withheld == (one.words == [] and one.log_probs == [])
+    assert set(seeing.caption(image, min_confidence=1.0).to_dict()) == {"caption", "confidence", "withheld"}
+
+
+def test_what_a_caption_shows_of_itself(seeing: Captioner, tmp_path: Path) -> None:
+    image = draw_scene(5, 64).image
+    caption = seeing(image, n=2, attention=True)
+    assert str(caption) == caption.text
+    told = json.loads(json.dumps(caption.to_dict()))
+    assert told["caption"] == caption.text and told["words"] == caption.words
+    assert told["alternatives"][0]["caption"] == caption.alternatives[0].text
+    page = caption._repr_html_()
+    assert page.count("<img") == 1 + len(caption.words) and caption.text in page
+    assert "<img" not in seeing.caption([image])[0]._repr_html_()
+
+
+def test_a_sentence_of_ones_own(seeing: Captioner) -> None:
+    image = draw_scene(5, 64).image
+    caption = seeing.caption(image)
+    judged = seeing.score(image, caption.text)
+    assert judged.words == caption.words and judged.text == caption.text
+    assert judged.log_probs == pytest.approx(caption.log_probs, abs=1e-4)
+    assert judged.score == pytest.approx(caption.score, abs=1e-3)
+    several = seeing.score(seeing.see([seeing.read(image)]), ["w3 w4", caption.text])
+    assert several[1].log_probs == pytest.approx(judged.log_probs, abs=1e-4)
+    assert several[0].probability < judged.probability
+    wrong = (("w3 zebra", "zebra"), ("", "in the caption"), ("w3 " * 9, "has 9 words, expected at most 8"))
+    for text, message in wrong:
+        with pytest.raises(MeshcapError, match=message):
+            seeing.score(image, text)
+
+
+def test_progress_goes_to_stderr(seeing: Captioner, capsys: pytest.CaptureFixture[str]) -> None:
+    images = [draw_scene(number, 48).image for number in range(3)]
+    assert seeing.caption(images, progress=True, batch_size=1) == seeing.caption(images, batch_size=1)
+    shown = capsys.readouterr()
+    assert shown.out == "" and "captions" in shown.err
+
+
+def test_pushing_to_the_hub(seeing: Captioner, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, object]] = []
+
+    class Hub:
+        def __init__(self, token: str | None = None):
+            calls.append(("token", token))
+
+        def create_repo(self, repo_id: str, **options: object) -> None:
+            calls.append((repo_id, options))
+
+        def upload_folder(self, *, repo_id: str, folder_path: str, **commit: object) -> str:
+            calls.append((repo_id, sorted(path.name for path in Path(folder_path).iterdir())))
+            return "https://hub/commit"
+
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    assert seeing.push_to_hub("me/captioner", private=True, token="t") == "https://hub/commit"
+    files = ["README.md", "config.json", "model.safetensors", "vision", "vocabulary.json"]
+    assert calls == [
+        ("token", "t"), ("me/captioner", {"private": True, "exist_ok": True}), ("me/captioner", files),
+    ]  # fmt: skip
