@@ -260,7 +260,7 @@ def _real(name: str, given: Any, least: float, most: float) -> float | None:
         raise OptionError(f"{{{name}}} is {{given}}, expected a number", given=repr(given)[:80])
     number = float(given) if abs(given) < 1e300 else math.inf
     if not least <= number <= most:  # NaN is not, either
-        raise OptionError(f"{{{name}}} is {{given}}, expected {least:g} to {most:g}", given=str(given)[:30])
+        raise OptionError(f"{{{name}}} is {{given}}, expected {least:g} to {most:g}", given=f"{number:g}")
     return number
 
 
