@@ -92,7 +92,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     one.add_argument("--pre-resize", type=int, help="first shrink pictures to so many pixels; 0: do not")
     one = operations.add_parser("quantise", help="weights of fewer bits in the files")
     one.add_argument("model")
-    one.add_argument("--bits", type=int, choices=[8, 16], default=8)
+    one.add_argument("--bits", type=int, choices=[4, 6, 8, 16], default=8)
+    one.add_argument("--vision-bits", type=int, choices=[4, 6, 8, 16], help="of the vision, where it should differ")
     for one in operations.choices.values():
         one.add_argument("--out", type=Path, required=True, help="the model folder to make")
     given = parser.parse_args(arguments)
@@ -110,7 +111,8 @@ def run(given: argparse.Namespace) -> None:
         captioner = blend(captioner, read(given.second), given.share)
     elif given.operation == "resize":
         captioner = at_size(captioner, given.size, given.pre_resize)
-    captioner.save_pretrained(given.out, bits=given.bits if given.operation == "quantise" else 32)
+    bits = {"bits": given.bits, "vision_bits": given.vision_bits} if given.operation == "quantise" else {}
+    captioner.save_pretrained(given.out, **bits)
     card = Path(given.model) / "README.md"
     if card.is_file():
         shutil.copyfile(card, given.out / card.name)

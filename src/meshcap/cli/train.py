@@ -70,17 +70,17 @@ def train(
     Settings for --set, as in --set xe.lr_vision=1e-5 or --set model.mesh=last (docs/training.md explains each):
 
     data. path, pictures, features, without, val_share, val_pictures, tokenizer, min_count, vocabulary, max_length,
-    cache, workers
+    size, cache, workers
 
-    model. name, start, vision, size, geometry, frozen_stages, d_model, heads, d_ff, encoder_layers, decoder_layers,
+    model. name, start, vision, size, geometry, d_model, heads, d_ff, encoder_layers, decoder_layers,
     slots, dropout, and whatever else the model has
 
-    xe. and scst. steps, epochs, batch, captions, lr, lr_vision, layer_decay, warmup, last_rate, weight_decay, clip,
-    ema, augment, compress, turn, region_dropout
+    xe. and scst. steps, epochs, batch, captions, lr, lr_vision, layer_decay, frozen_stages, warmup, last_rate,
+    weight_decay, clip, ema, augment, compress, turn, region_dropout
 
     xe. label_smoothing
 
-    scst. samples, max_length, search, temperature, top_k, xe_weight
+    scst. samples, max_length, search, temperature, top_k, xe_weight, objects, object_penalty, object_bonus
 
     run. out, stages, seed, precision, compile, threads, accumulate, validate_every, val_beams, checkpoint_every,
     patience, keep, track

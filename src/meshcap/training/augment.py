@@ -30,7 +30,7 @@ def may_be_mirrored(samples: Sequence[Sample]) -> Tensor:
     return torch.tensor([not any(SIDES.search(caption) for caption in sample.captions) for sample in samples])
 
 
-def augment(pixels: Tensor, mirror: Tensor, strength: float, turn: float = 0.0) -> Tensor:
+def augment(pixels: Tensor, mirror: Tensor, strength: float, turn: float = 0.0, size: int | None = None) -> Tensor:
     """Random views of pictures (B, 3, H, W) uint8: floats from 0 to 255.
 
     At strength 1 a view shows as little as 40 % of the picture, three to four to four to three, and brightness,
@@ -55,7 +55,7 @@ def augment(pixels: Tensor, mirror: Tensor, strength: float, turn: float = 0.0) 
         cosine, sine = angle.cos(), angle.sin()
         view[:, 0, 0], view[:, 0, 1] = width * flip * cosine, -height * sine
         view[:, 1, 0], view[:, 1, 1] = width * flip * sine, height * cosine
-    grid = F.affine_grid(view, list(pixels.shape), align_corners=False)
+    grid = F.affine_grid(view, [count, 3, *((size, size) if size else pixels.shape[-2:])], align_corners=False)
     seen = F.grid_sample(pixels.float(), grid, padding_mode="border", align_corners=False)
 
     most = 0.4 * strength

@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol
 
 import numpy
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from meshcap.data.dataset import Sample
@@ -186,8 +187,14 @@ class PixelViews:
         compress: float = 0.0,
         turn: float = 0.0,
         *,
+        size: int | None = None,
         compiled: bool = False,
     ):
+        """
+        Args:
+            size: pixels along a side of a view; None: as many as the pictures have.
+        """
+        self.size = size or pixels.preprocess.size
         self.pixels, self.mirror, self.strength, self.compress, self.turn = pixels, mirror, strength, compress, turn
         self.augment: Any = torch.compile(augment, dynamic=False) if compiled else augment
 
@@ -201,7 +208,9 @@ class PixelViews:
         found = self.pixels[pictures]
         if training and self.strength:
             mirror = self.mirror[pictures].to(found.device, non_blocking=True)
-            found = self.augment(found, mirror, self.strength, self.turn)
+            found = self.augment(found, mirror, self.strength, self.turn, self.size)
+        elif found.shape[-1] != self.size:
+            found = F.interpolate(found.float(), (self.size, self.size), mode="bilinear", antialias=True)
         if training and self.compress:
             found = compress_some(found.float(), self.compress)
         return found

@@ -24,6 +24,7 @@ from meshcap.evaluation.page import ReportContent, write_report
 from meshcap.folders import CONFIG, VOCABULARY, WEIGHTS, find_file, read_config
 from meshcap.machine import machine, peak_memory
 from meshcap.metrics.reward import CiderReward
+from meshcap.metrics.reward_objects import ObjectReward
 from meshcap.text import Vocabulary
 from meshcap.training.augment import may_be_mirrored
 from meshcap.training.build import Parts, build
@@ -229,7 +230,7 @@ class Run:
         own, parts, world = self.settings.stage(stage), self.parts, self.world
         if parts.vision is not None:
             parts.vision.requires_grad_(self.vision_learns(own))
-            for weight in parts.vision.first_stages(self.settings.model.frozen_stages):
+            for weight in parts.vision.first_stages(own.frozen_stages):
                 weight.requires_grad_(False)
         weights = named_weights(parts.model, parts.vision)
         task = self.cross_entropy() if stage == "xe" else self.self_critical(position)
@@ -293,7 +294,23 @@ class Run:
             seed=run.seed,
             accumulate=run.accumulate,
             compiled=bool(run.compile),
+            objects=self.object_reward(position),
         )
+
+    def object_reward(self, position: Position) -> ObjectReward | None:
+        """What naming objects is worth, where a file says which are there."""
+        own, vocabulary = self.settings.scst, self.parts.vocabulary
+        if own.objects is None:
+            return None
+        objects = ObjectReward.of_pictures(
+            own.objects,
+            [(sample.id, sample.picture) for sample in self.train],
+            vocabulary.words,
+            penalty=own.object_penalty,
+            bonus=own.object_bonus,
+        )
+        self.event(position, f"objects: {objects.signature}")
+        return objects.to(self.world.device)
 
     def validator(self, stage: str, beams: int | None = None) -> Validator:
         return Validator(
@@ -328,15 +345,19 @@ class Run:
         if learns or augment or compress:
             pixels = self.pixels(split, samples, vision)
             compiled = bool(self.settings.run.compile)
-            return PixelViews(pixels, may_be_mirrored(samples), augment, compress, turn, compiled=compiled)
+            size = vision.preprocess.size
+            return PixelViews(pixels, may_be_mirrored(samples), augment, compress, turn, size=size, compiled=compiled)
         room = nearest_room(len(samples) * bytes_of_regions(vision, self.precision), device)
         if room == "none":  # look anew in every step
-            return PixelViews(self.pixels(split, samples, vision), may_be_mirrored(samples), 0.0)
+            pixels = self.pixels(split, samples, vision)
+            return PixelViews(pixels, may_be_mirrored(samples), 0.0, size=vision.preprocess.size)
+        kept = self._pixels.get(split)
         return CachedRegions.compute(
             vision,
             # Each picture is needed once, unless they are kept already.
-            self._pixels.get(split)
-            or Pixels(samples, vision.preprocess, keep="none", device=device, workers=self.settings.data.workers),
+            kept
+            if kept is not None and kept.preprocess == vision.preprocess
+            else Pixels(samples, vision.preprocess, keep="none", device=device, workers=self.settings.data.workers),
             dtype=self.precision,
             place=device if room == "device" else torch.device("cpu"),
             progress=self.progress(f"looking at the {split} pictures"),
@@ -344,11 +365,13 @@ class Run:
 
     def pixels(self, split: str, samples: Sequence[Sample], vision: Vision) -> Pixels:
         if split not in self._pixels:
-            keep, size = self.settings.data.cache, vision.preprocess.size
+            keep, preprocess = self.settings.data.cache, vision.preprocess
+            if split == "train" and self.settings.data.size is not None:  # views are cut from larger pictures
+                preprocess = replace(preprocess, size=self.settings.data.size)
             self._pixels[split] = Pixels(
                 samples,
-                vision.preprocess,
-                keep=where_to_keep(len(samples), size, self.world.device) if keep == "auto" else keep,
+                preprocess,
+                keep=where_to_keep(len(samples), preprocess.size, self.world.device) if keep == "auto" else keep,
                 device=self.world.device,
                 workers=self.settings.data.workers,
                 progress=self.progress(f"reading the {split} pictures"),

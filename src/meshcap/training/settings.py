@@ -72,6 +72,7 @@ class DataSettings(Record):
     min_count: int | None = more_than_zero()  # words seen less often are unknown
     vocabulary: int | None = more_than_zero()  # words at most
     max_length: int = 21
+    size: int | None = more_than_zero()  # pixels that training pictures are kept with; None: what the vision reads
     cache: Literal["auto", "device", "memory", "none"] = "auto"  # where decoded pictures are kept
     workers: int | None = more_than_zero()
 
@@ -91,7 +92,6 @@ class ModelSettings(Record):
     vision: str | None = None
     size: int | None = more_than_zero()  # pixels along a side; None: the vision's own
     geometry: Literal["squash", "crop"] | None = None
-    frozen_stages: int = zero_or_more(0)  # first stages of the vision (`Vision.stages`) that never learn
     d_model: int | None = more_than_zero()
     heads: int | None = more_than_zero()
     d_ff: int | None = more_than_zero()
@@ -122,6 +122,7 @@ class StageSettings(Record):
     lr: float | None = more_than_zero()
     lr_vision: float | None = zero_or_more()  # 0: frozen
     layer_decay: float = more_than_zero(1.0)
+    frozen_stages: int = zero_or_more(0)  # first stages of the vision (`Vision.stages`) that do not learn
     warmup: float = share(0.05)  # of the steps
     last_rate: float = share(0.01)  # where the rate ends, as a share of the highest
     weight_decay: float = zero_or_more(0.0)
@@ -171,6 +172,9 @@ class SCSTSettings(StageSettings):
     temperature: float = more_than_zero(1.0)
     top_k: int = zero_or_more(0)
     xe_weight: float | None = zero_or_more()  # of cross-entropy mixed in, against drift
+    objects: str | None = None  # a file of the objects in each picture: see `metrics.reward_objects`
+    object_penalty: float = zero_or_more(0.2)  # of each object named that is not there (CIDEr-D of 100 is 1)
+    object_bonus: float = zero_or_more(0.05)  # of each that is
 
     def __post_init__(self) -> None:
         super().__post_init__()

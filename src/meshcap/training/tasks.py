@@ -18,6 +18,7 @@ from torch import Tensor
 from meshcap.attention import State
 from meshcap.decoding import Beam, Graphs, Hypotheses, Rules, Sample, Strategy, decode
 from meshcap.metrics.reward import CiderReward
+from meshcap.metrics.reward_objects import ObjectReward
 from meshcap.models import CaptionModel
 from meshcap.regions import Regions
 from meshcap.training.augment import hide_some, only, some_places
@@ -116,6 +117,7 @@ class Drawn(NamedTuple):
     encoded: State
     found: Hypotheses
     rewards: Tensor  # (B, S)
+    objects: Tensor | None  # (B, S) what naming objects is worth, where that counts
 
 
 class SelfCritical:
@@ -147,9 +149,10 @@ class SelfCritical:
         seed: int = 0,
         accumulate: int = 1,
         compiled: bool = False,
+        objects: ObjectReward | None = None,
     ):
         self.parts, self.views, self.table, self.settings, self.world = parts, views, table, settings, world
-        self.reward = reward
+        self.reward, self.objects = reward, objects
         self.precision, self.seed, self.accumulate = precision, seed, accumulate
         self.vision_learns = bool(settings.lr_vision) and parts.vision is not None
         self.captions = settings.captions or CAPTIONS
@@ -190,9 +193,9 @@ class SelfCritical:
         drawn = [self._draw(everyone[share], step, place, keep=len(parts) == 1) for place, share in enumerate(parts)]
         words = self.world.sum(torch.stack([(one.found.ids != pad).sum() for one in drawn]).sum().float())
         chosen, xe_words = self.references(everyone, step) if settings.xe_weight else (None, 1)
-        names = ["loss", "reward", "spread", "length", "disagreement"]
+        names = ["loss", "reward", "spread", "length", "disagreement"] + ["objects"] * (self.objects is not None)
         measured = {name: torch.zeros((), device=device) for name in names}
-        for share, (view, places, encoded, found, rewards) in zip(parts, drawn, strict=True):
+        for share, (view, places, encoded, found, rewards, objects) in zip(parts, drawn, strict=True):
             if len(parts) > 1:
                 encoded = self._encode(only(self._regions(view, keep=True), places), keep=True)
             # The encoder's own backward comes once, after everything that was read from what it made.
@@ -203,7 +206,7 @@ class SelfCritical:
                     leaves,
                     found.ids,
                     found.log_probs,
-                    advantages(rewards),
+                    advantages(rewards if objects is None else rewards + objects),
                     settings.temperature,
                     settings.top_k,
                 )
@@ -218,6 +221,8 @@ class SelfCritical:
             measured["loss"] += (loss / words).detach()
             measured["disagreement"] += gap / words
             measured["reward"] += rewards.mean(1).sum() / pictures
+            if objects is not None:
+                measured["objects"] += objects.mean(1).sum() / pictures
             measured["spread"] += rewards.std(1).sum() / pictures
             measured["length"] += (found.ids != pad).sum() / (pictures * settings.samples)
         return measured
@@ -234,7 +239,8 @@ class SelfCritical:
         seed = int(rng(self.seed, step, self.world.rank, place).integers(2**62))
         found = self.sampler.draw(regions.each(Tensor.detach), seed, encoded)
         numbers = numbers.to(self.world.device, non_blocking=True)  # nothing here waits for the device
-        return Drawn(view, places, encoded if keep else {}, found, self.reward(found.ids, numbers))
+        objects = None if self.objects is None else self.objects(found.ids, numbers)
+        return Drawn(view, places, encoded if keep else {}, found, self.reward(found.ids, numbers), objects)
 
     def _regions(self, view: View, *, keep: bool) -> Regions:
         if isinstance(view, Regions):
