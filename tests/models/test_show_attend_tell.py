@@ -9,7 +9,9 @@ from torch import Tensor
 import tiny
 from meshcap.attention import RunningMean
 from meshcap.errors import MeshcapError
-from meshcap.models.show_attend_tell import ShowAttendTellConfig
+from meshcap.memory.turing import BLANK
+from meshcap.models.show_attend_tell import HierarchicalConfig, NTMConfig, ShowAttendTellConfig
+from meshcap.regions import Regions
 from meshcap.training.losses import AttentionLoss, draws_loss, unevenness, xe_loss, xe_sum
 from models.torch_lstm import torchs_cell
 
@@ -195,3 +197,122 @@ def test_refused(settings: dict, message: str) -> None:
     with pytest.raises(MeshcapError) as caught:
         ShowAttendTellConfig(vocab_size=100, **settings)
     assert str(caught.value) == message
+
+
+# Attention within parts of the picture, then over the parts.
+
+HIERARCHICAL_IDS = torch.tensor([[2, 4, 5]])
+
+
+def quarters() -> Regions:
+    """Two regions in the upper left quarter of a picture, one in the lower right, one that is not real."""
+    x, y = torch.tensor([0.1, 0.2, 0.8, 0.1]), torch.tensor([0.2, 0.1, 0.9, 0.9])
+    boxes = torch.stack((x - 0.05, y - 0.05, x + 0.05, y + 0.05), -1)[None]
+    return Regions(tiny.pictures(4).features, boxes, torch.tensor([[True, True, True, False]]))
+
+
+@torch.no_grad()
+def test_weights_of_each_level_sum_to_one() -> None:
+    _, seen = tiny.build("hierarchical")(quarters(), HIERARCHICAL_IDS, attention=True)
+    within, groups = seen["within"][0], seen["groups"][0]  # (T, N), (T, G)
+    torch.testing.assert_close(within[:, :2].sum(-1), torch.ones(3))
+    torch.testing.assert_close(within[:, 2], torch.ones(3))
+    assert not within[:, 3].any()
+    torch.testing.assert_close(groups.sum(-1), torch.ones(3))
+    assert not groups[:, 1:3].any()  # nothing in the other two quarters
+    paths = torch.stack((within[:, 0] * groups[:, 0], within[:, 1] * groups[:, 0], groups[:, 3]), -1)
+    torch.testing.assert_close(seen["words"][0, :, :3], paths, **CLOSE)
+    assert (groups[0] - groups[1]).abs().max() > 1e-3  # another word, another part
+
+
+@torch.no_grad()
+def test_context_by_hand() -> None:
+    """Softmax within the first quarter, then over what both quarters gave."""
+    model, pictures = tiny.build("hierarchical", score="dot"), quarters()
+    kept, query = model.encode(pictures), torch.randn(1, 1, 16)
+    x, q = kept["regions"][0], query[0, 0]
+    first = ((x[:2] @ q).softmax(0)[:, None] * x[:2]).sum(0)
+    parts = torch.stack((first, x[2]))
+    expected = ((parts @ q).softmax(0)[:, None] * parts).sum(0)
+    torch.testing.assert_close(model.attend(query, kept).context[0, 0], expected, **CLOSE)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("settings", [{"groups": 1}, {"groups": 3, "boxes": False}])
+def test_one_group_is_show_attend_tell(settings: dict) -> None:
+    deep = tiny.build("hierarchical", **settings)
+    flat = tiny.build("show-attend-tell", boxes=settings.get("boxes", True))
+    weights = deep.state_dict()
+    lowest = "deep_attention.scores.0."
+    flat.load_state_dict({name: weights.get(name, weights.get(lowest + name.removeprefix("score.")))
+                          for name in flat.state_dict()})  # fmt: skip
+    torch.testing.assert_close(deep(quarters(), HIERARCHICAL_IDS), flat(quarters(), HIERARCHICAL_IDS), **CLOSE)
+
+
+def test_hierarchical_refused() -> None:
+    with pytest.raises(MeshcapError, match="groups is 0, expected a whole number of at least 1"):
+        HierarchicalConfig(vocab_size=100, groups=0)
+    with pytest.raises(MeshcapError, match="takes means of means: attention is soft"):
+        HierarchicalConfig(vocab_size=100, attention="hard")
+
+
+# A captioner with a memory beside it: written while it speaks, and it matters what is there.
+
+PICTURES = tiny.pictures(4, 4)
+
+
+@torch.no_grad()
+def test_what_is_in_the_memory_changes_what_is_said() -> None:
+    model = tiny.build("ntm")
+    states = [model.start(model.encode(PICTURES), width=2, length=5) for _ in range(2)]
+    assert states[0]["carry.memory"].shape == (2, 2, 5, 4)  # B, W, rows, width
+    assert (states[0]["carry.memory"] == torch.tensor(BLANK)).all()
+    for state in states:
+        model.step(torch.full((2, 2), 2), state)
+    assert (states[0]["carry.memory"] - BLANK).abs().max() > 0.01  # something was noted
+    states[1]["carry.memory"][0, 0] += torch.randn(5, 4)
+    first, second = (model.step(torch.full((2, 2), 4), state).exp() for state in states)
+    assert (first - second)[0, 0].abs().max() > 1e-3
+    torch.testing.assert_close(first[0, 1], second[0, 1])
+    torch.testing.assert_close(first[1], second[1])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["ntm", "ntm-two-heads"])
+def test_a_step_by_the_memorys_own(name: str) -> None:
+    """Attend, control, write, read, tell: with the parts' own functions, one hypothesis at a time."""
+    model, words = tiny.build(name), torch.tensor([2, 4, 6])
+    kept = model.encode(PICTURES[:1])
+    found, seen = model(PICTURES[:1], words[None], attention=True)
+    hidden, cell = kept["first"].chunk(2, -1)
+    noted = model.memory.start(1)
+    for place, word in enumerate(words):
+        context = model.gated_attend(hidden[:, None], kept).context[:, 0]
+        heard = model.cell.input(model.words.weight[word][None])
+        hidden, cell = model.cell(heard, torch.cat((hidden, context, noted["reads"]), -1), cell)
+        noted = model.memory(hidden, noted)
+        told = model.words.weight[word] + model.deep(torch.cat((hidden, context, noted["reads"]), -1))
+        torch.testing.assert_close(found[0, place], model.output(told)[0], **CLOSE)
+        heads = torch.cat((seen["memory_reads"], seen["memory_writes"]), 2)[0, place]
+        torch.testing.assert_close(heads, noted["weights"][0], **CLOSE)
+        torch.testing.assert_close(heads.sum(-1), torch.ones(len(heads)))
+
+
+@torch.no_grad()
+def test_hypotheses_take_their_notes_along() -> None:
+    model = tiny.build("ntm")
+    state = model.start(model.encode(PICTURES), width=3, length=5)
+    model.step(torch.tensor([[4, 5, 6], [4, 5, 6]]), state)
+    before = state["carry.memory"].clone()
+    model.reorder(state, torch.tensor([[2, 2, 0], [1, 0, 0]]))
+    torch.testing.assert_close(state["carry.memory"][0], before[0, [2, 2, 0]])
+    torch.testing.assert_close(state["carry.memory"][1], before[1, [1, 0, 0]])
+    assert (before[0, 0] - before[0, 2]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["memory_width", "read_heads", "write_heads"])
+def test_ntm_refused(name: str) -> None:
+    with pytest.raises(MeshcapError, match=f"{name} is 0, expected a whole number of at least 1"):
+        NTMConfig(vocab_size=100, **{name: 0})
+    with pytest.raises(MeshcapError, match="memory_rows is 2, expected a whole number of at least 3"):
+        NTMConfig(vocab_size=100, memory_rows=2)
