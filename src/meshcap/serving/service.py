@@ -207,9 +207,11 @@ class Service:
             fetcher: fetches pictures by URL; None: URLs are refused.
             defaults: fields of `CaptionOptions` for requests that do not give them.
         """
-        if not captioner.reads_pictures:
+        preprocess = captioner.backend.preprocess
+        if preprocess is None:
             raise MeshcapError(f"{name} reads region features and cannot see pictures: expected one with a vision")
         self.captioner, self.name, self.limits, self.fetcher = captioner, name, limits, fetcher
+        self.preprocess = preprocess
         self.defaults = {name: value for name, value in (defaults or {}).items() if value is not None}
         self.check(self.options({}))
         self.capacity = Capacity(limits)
@@ -253,15 +255,14 @@ class Service:
         for name, entries, most in (("must", options.must, MAX_MUST), ("must_not", options.must_not, MAX_MUST_NOT)):
             if len(entries) > most or any(len(entry) > MAX_ENTRY for entry in entries):
                 raise RefusalError(422, f"{name} has {len(entries)} entries, expected at most {most} short ones")
-        if options.search().width > self.limits.hypotheses:
-            raise RefusalError(422, f"this search keeps {options.search().width} hypotheses, {self._expected()}")
         width = self.captioner.plan(options).strategy.width
         if width > self.limits.hypotheses:
-            raise RefusalError(422, f"so many required words need {width} hypotheses, {self._expected()}")
+            raise RefusalError(
+                422,
+                f"this search keeps {width} hypotheses, expected at most {self.limits.hypotheses}: "
+                "ask for fewer required words, captions or beams",
+            )
         return width
-
-    def _expected(self) -> str:
-        return f"expected at most {self.limits.hypotheses}: ask for fewer words, captions or beams"
 
     async def caption(
         self, given: Sequence[Given], options: CaptionOptions, reservation: Reservation
@@ -318,16 +319,14 @@ class Service:
 
     def _prepare(self, given: bytes) -> tuple[np.ndarray, Window]:
         """Pixels as the model reads them, and the part of the picture that they show."""
-        preprocess = self.captioner.backend.preprocess
-        assert preprocess is not None
         try:
-            picture = read_picture(given, at_least=preprocess.size, most_pixels=self.limits.pixels)
+            picture = read_picture(given, at_least=self.preprocess.size, most_pixels=self.limits.pixels)
         except MemoryError:
             raise RefusalError(413, "the picture does not fit into memory: make it smaller first") from None
         except MeshcapError as error:
             raise RefusalError(413 if "pixels, more than" in str(error) else 422, str(error)) from error
         width, height = picture.size
-        left, top, right, bottom = preprocess.window(width, height)
+        left, top, right, bottom = self.preprocess.window(width, height)
         return self.captioner.read(picture), (left / width, top / height, right / width, bottom / height)
 
     def _count_batch(self, pictures: int, seconds: float) -> None:
