@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from starlette.testclient import TestClient
 
 import tiny_captioner
@@ -180,9 +181,7 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("options", "message"), NONSENSE, ids=str)
-def test_the_same_errors_everywhere(
-    options: dict[str, Any], message: str, ways: dict[str, Callable[..., Any]]
-) -> None:
+def test_the_same_errors_everywhere(options: dict[str, Any], message: str, ways: dict[str, Callable[..., Any]]) -> None:
     for name, way in ways.items():
         if name == "python" and any(isinstance(value, str) for value in options.values()):
             options = {key: float(value) if value == "nan" else value for key, value in options.items()}
@@ -269,3 +268,30 @@ def test_errors_are_spelled_as_flags() -> None:
     assert told.value.spelled(flag) == "--min-words is 5 and --max-words is 3: expected no more than that"
     again = pickle.loads(pickle.dumps(told.value))
     assert str(again) == str(told.value) == "min_words is 5 and max_words is 3: expected no more than that"
+
+
+def test_numbers_and_devices(
+    model: Path, photo: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command(*words: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as left:
+            cli.main([*words, "--model", str(model)])
+        return int(left.value.code or 0), *capsys.readouterr()
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    expected = Captioner.from_pretrained(model, device="cpu").caption(photo).text
+    assert Captioner.from_pretrained(model).caption(photo).text == expected  # auto
+    assert command("caption", str(photo), "--device", "auto")[1] == f"{expected}\n"
+    for words in (["caption", str(photo)], ["batch", str(photo), "--out", "x.jsonl"], ["serve"]):
+        code, out, err = command(*words, "--device", "cuda")
+        assert (code, out) == (2, "") and err.count("\n") == 1 and "no CUDA device" in err, err
+    with pytest.raises(MeshcapError, match="no CUDA device"):
+        Captioner.from_pretrained(model, device="cuda")
+    for name in ("bfloat16", "int8"):
+        try:
+            short = Captioner.from_pretrained(model, device="cpu", dtype=name).caption(photo).text
+        except MeshcapError as error:  # a CPU without such kernels
+            assert "int8" in str(error)
+            continue
+        assert command("caption", str(photo), "--device", "cpu", "--dtype", name)[1] == f"{short}\n"
