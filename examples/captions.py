@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from meshcap import Captioner
-from meshcap.files import write_beside
+from meshcap.files import write_text
 
 HERE = Path(__file__).parent
 CAPTIONS = HERE / "captions.json"
@@ -24,7 +24,7 @@ def captions(captioner: Captioner, folder: Path = HERE) -> dict[str, str]:
 
 def write(captioner: Captioner, path: Path = CAPTIONS) -> None:
     text = json.dumps(captions(captioner, path.parent), indent=2, ensure_ascii=False) + "\n"
-    write_beside(path, lambda part: part.write_text(text, encoding="utf-8"))
+    write_text(path, text)
     print(text, end="")
 
 

@@ -85,7 +85,7 @@ def test_java_versions(machine, said: str, version: int) -> None:
 @posix
 def test_java_that_is_none(machine) -> None:
     machine("", 'no"')
-    missing("-version does not tell a version, expected Java 8 or 11")
+    missing("-version does not print a version, expected Java 8 or 11")
 
 
 @posix
@@ -107,7 +107,7 @@ def test_java_too_new_for_spice(machine) -> None:
 
 
 SPICE = """
-asked = json.load(open(next(word for word in sys.argv if word.endswith("asked.json"))))
+asked = json.load(open(next(word for word in sys.argv if word.endswith("captions.json"))))
 told = [{"image_id": item["image_id"], "scores": {"All": {"f": len(item["test"]) / 100}}} for item in asked]
 json.dump(told[::-1], open(sys.argv[sys.argv.index("-out") + 1], "w"))
 print("noise")

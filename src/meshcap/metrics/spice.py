@@ -56,17 +56,17 @@ def spice(
         )
     ]
     with tempfile.TemporaryDirectory() as folder:
-        asked, told = Path(folder) / "asked.json", Path(folder) / "told.json"
-        asked.write_text(json.dumps(items), encoding="ascii")
-        command = [java, "-Xmx8G", "-Dfile.encoding=UTF-8", "-jar", str(home / SPICE_JAR), str(asked)]
+        captions, scored = Path(folder) / "captions.json", Path(folder) / "scores.json"
+        captions.write_text(json.dumps(items), encoding="ascii")
+        command = [java, "-Xmx8G", "-Dfile.encoding=UTF-8", "-jar", str(home / SPICE_JAR), str(captions)]
         try:
             report(f"SPICE: {len(items):,} captions")
-            command += ["-out", str(told), "-silent"]
+            command += ["-out", str(scored), "-silent"]
             done = subprocess.run(command, capture_output=True, timeout=WHOLE, cwd=home)
             if done.returncode:
                 lines = done.stderr.decode("utf-8", "replace").strip().split("\n")
                 raise Missing(f"SPICE left out: it failed ({lines[-1].strip()[:200] or 'it said nothing'})")
-            scores = {item["image_id"]: item["scores"]["All"]["f"] for item in json.loads(told.read_bytes())}
+            scores = {item["image_id"]: item["scores"]["All"]["f"] for item in json.loads(scored.read_bytes())}
             each = numpy.array([float(scores[number]) for number in range(len(items))])
         except subprocess.TimeoutExpired:
             raise Missing(f"SPICE left out: not done after {WHOLE / 3600:.0f} hours") from None
@@ -86,7 +86,7 @@ def find_java() -> tuple[str, int]:
         raise Missing(f"SPICE left out: {java} cannot be run ({error})") from None
     found = re.search(r'version "(?:1\.)?(\d+)', said.stderr + said.stdout)
     if not found:
-        raise Missing(f"SPICE left out: {java} -version does not tell a version, expected Java 8 or 11")
+        raise Missing(f"SPICE left out: {java} -version does not print a version, expected Java 8 or 11")
     return java, int(found[1])
 
 

@@ -72,8 +72,8 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
             content: Any = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a broken file raises whatever its bytes happen to lead to
         wanted = re.search(r"GLOBAL (\S+)", str(error))
-        said = str(error).strip().partition("\n")[0] or type(error).__name__
-        reason = f"it asks for {wanted[1]}" if wanted else said
+        message = str(error).strip().partition("\n")[0] or type(error).__name__
+        reason = f"it asks for {wanted[1]}" if wanted else message
         raise MeshcapError(f"{path} cannot be read as tensors alone and is refused ({reason[:200]})") from error
     state = content.get("state_dict", content) if isinstance(content, dict) else None
     if (
