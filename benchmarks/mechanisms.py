@@ -137,7 +137,7 @@ def bench_mechanisms(
     """Train and judge every case (or those whose names begin with one of `only`) and write page and plots to `out`.
 
     Args:
-        settings: data, eyes, steps and sizes for all; the eyes do not learn, pictures do not vary.
+        settings: data, vision, steps and sizes for all; the vision does not learn, pictures do not vary.
         jobs: runs side by side, each in a process of its own; speed is measured in this one, before they start.
         timing: whether to measure speed.
 
@@ -310,7 +310,7 @@ def timing_of(base: Run, layers: int) -> Work:
 
 
 def started(base: Run, case: Case, seed: int, changes: Mapping[str, Any] | None = None) -> Run:
-    """A run of a case from new weights; the same eyes, and what they saw, for all."""
+    """A run of a case from new weights; the same vision, and what it saw, for all."""
     own = {"model.slots": None, **case.changes, **(changes or {}), "model.name": case.model, "run.seed": seed}
     settings = base.settings.but(own | {f"model.{name}": value for name, value in case.options.items()})
     torch.manual_seed(seed)
