@@ -14,3 +14,7 @@ class FailedError(MeshcapError):
     """The work itself failed, and nobody misused anything."""
 
     exit_code = 1
+
+
+class TooLargeError(MeshcapError):
+    """More than the limits allow: bytes, pixels, or work."""

@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from meshcap.errors import MeshcapError
 
@@ -164,6 +164,26 @@ def _flush(path: Path) -> None:
         os.fsync(file.fileno())
 
 
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a file to read. Pipes, sockets and devices, which may never end or never answer, are refused.
+
+    Raises:
+        MeshcapError: it is no regular file.
+        OSError: it cannot be opened.
+    """
+    if stat.S_ISREG(os.stat(path).st_mode):
+        # What was put there since is opened without waiting, and looked at again.
+        file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115 - the caller closes it
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            return file
+        file.close()
+    raise MeshcapError(f"{os.fspath(path)} is a folder, pipe, socket or device, expected a regular file")
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
 def read_text(path: str | os.PathLike[str]) -> str:
     """A UTF-8 text file, gzipped or not, without its byte order mark.
 
@@ -171,7 +191,8 @@ def read_text(path: str | os.PathLike[str]) -> str:
         MeshcapError: it cannot be read, is damaged, or is not UTF-8.
     """
     try:
-        raw = Path(path).read_bytes()
+        with open_regular(path) as file:
+            raw = file.read()
     except OSError as error:
         raise MeshcapError(f"{path} cannot be read: {error.strerror or error}") from None
     if raw[:2] == b"\x1f\x8b":

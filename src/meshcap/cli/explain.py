@@ -63,7 +63,7 @@ def explain(
     from meshcap.vision.pictures import read_picture
 
     if not photo.is_file():
-        read_picture(photo)  # says what is wrong, before a model is read for nothing
+        read_picture(photo, at_least=1)  # says what is wrong, before a model is read for nothing
     if threads is not None:
         torch.set_num_threads(threads)
     captioner = Captioner.from_pretrained(model, device=device, dtype="float32", backend="torch")  # for gradients

@@ -69,7 +69,7 @@ def pictures_of(paths: list[Path]) -> list[Path]:
         return []
     found = [Path(one.path) for one in list_pictures([str(path) for path in paths]) if one.tar is None]
     for path in found:  # now, and not after a minute of exporting
-        read_picture(path)
+        read_picture(path, at_least=1)
     return found
 
 

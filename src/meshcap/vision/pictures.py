@@ -21,6 +21,8 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from meshcap.errors import MeshcapError
+from meshcap.files import open_regular
+from meshcap.vision.picture_limits import MOST_PIXELS, check_decoding, check_file, check_size, read_ppm
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,8 +51,8 @@ UPRIGHT = {
 
 THUMBNAIL, THUMBNAIL_QUALITY = 256, 70  # pixels of the longer side; of JPEG: some 12 kB for a photograph
 
-MOST_PIXELS = 178_956_970  # half a gigabyte once decoded; where Pillow itself refuses
 WARNED_PIXELS = 89_478_485  # where Pillow begins to warn
+LARGE, STRIP = 16_000_000, 1_000_000  # pixels: above the first, pictures are converted in strips of the second
 
 
 def is_picture_path(path: str | os.PathLike[str]) -> bool:
@@ -64,17 +66,19 @@ def read_picture(source: Source, *, at_least: int = 0, most_pixels: int = MOST_P
     Args:
         source: a path, the content of a file, an open file, a Pillow image, or numbers (see `picture_of_array`).
         at_least: where above 0, a large JPEG is decoded at a half, a quarter or an eighth of its size, which is
-            faster, as long as its short side keeps this many pixels.
+            faster, as long as its short side keeps this many pixels. Of other formats, pictures above 16 megapixels are
+            made smaller before they are converted, which saves memory, as long as it keeps twice as many.
         most_pixels: larger pictures are refused before they are decoded.
 
     Raises:
-        MeshcapError: no such file, no picture, a damaged or too large one.
+        TooLargeError: more pixels than allowed, or more memory or work to decode.
+        MeshcapError: no such file, no picture, a damaged one.
     """
     if isinstance(source, np.ndarray) or is_tensor(source):
         return _rgb(picture_of_array(source))
     if isinstance(source, Image.Image):
         name = str(getattr(source, "filename", "") or "the picture")
-        return _decoded(source, name, 0, most_pixels)
+        return _decoded(source, None, name, 0, most_pixels)
     if isinstance(source, bytes | bytearray):
         return _read(io.BytesIO(source), "the picture", at_least, most_pixels)
     if isinstance(source, str | os.PathLike):
@@ -82,7 +86,7 @@ def read_picture(source: Source, *, at_least: int = 0, most_pixels: int = MOST_P
         if os.path.isdir(path):
             raise MeshcapError(f"{path} is a folder, expected a picture")
         try:
-            with open(path, "rb") as file:
+            with open_regular(path) as file:
                 return _read(file, path, at_least, most_pixels)
         except MeshcapError:
             raise
@@ -103,19 +107,22 @@ def read_picture(source: Source, *, at_least: int = 0, most_pixels: int = MOST_P
 
 
 def _read(file: IO[bytes], name: str, at_least: int, most_pixels: int) -> Image.Image:
-    return _decoded(_open(file, name), name, at_least, most_pixels)
+    return _decoded(_open(file, name, most_pixels), file, name, at_least, most_pixels)
 
 
-def _open(file: IO[bytes], name: str) -> Image.Image:
+def _open(file: IO[bytes], name: str, most_pixels: int) -> Image.Image:
     """The header of a picture; its pixels are not decoded yet."""
     file.seek(0)
-    start = file.read(16)
+    start = file.read(32)
     if not isinstance(start, bytes):
         raise MeshcapError(f"{name} is open for text, expected a file opened with mode 'rb'")
     if not start:
         raise MeshcapError(f"{name} is empty, expected a picture")
+    check_file(file, start, name, most_pixels)
+    if start[:1] == b"P" and (picture := read_ppm(file, name, most_pixels)) is not None:
+        return picture
     reason = ""
-    for factory in _factories(start):
+    for factory in _factories(start[:16]):
         file.seek(0)
         try:
             return factory(file, "")
@@ -156,21 +163,19 @@ def _heif_factory() -> Callable[[IO[bytes], str], Image.Image] | None:
     return HeifImageFile
 
 
-def _decoded(image: Image.Image, name: str, at_least: int, most_pixels: int) -> Image.Image:
+def _decoded(image: Image.Image, file: IO[bytes] | None, name: str, at_least: int, most_pixels: int) -> Image.Image:
     width, height = image.size
     if not width * height:
         raise MeshcapError(f"{name} is {width} × {height} pixels, expected at least one")
-    if width * height > most_pixels:
-        raise MeshcapError(
-            f"{name} has {width} × {height} = {width * height:,} pixels, more than the {most_pixels:,} allowed: "
-            "make it smaller first"
-        )
+    check_size(width, height, name, most_pixels)
+    if getattr(image, "tile", None):  # not decoded yet
+        check_decoding(image, file, name, reduced=at_least > 0)
     try:
         with _no_warning() if width * height > WARNED_PIXELS and image.format == "TIFF" else nullcontext():
             if at_least > 0 and image.format in ("JPEG", "MPO"):
                 image.draft(image.mode, (at_least, at_least))
             image.load()
-        return _rgb(_upright(image))
+        return _upright(_reduced_rgb(image, 2 * at_least), image)
     except Exception as error:  # damaged bytes may raise anything
         _let_through(error)
         raise MeshcapError(f"{name} is truncated or damaged ({_reason(error)}): expected a whole picture") from error
@@ -184,17 +189,39 @@ def _no_warning() -> Iterator[None]:
         yield
 
 
-def _upright(image: Image.Image) -> Image.Image:
+def _upright(image: Image.Image, decoded: Image.Image) -> Image.Image:
     """Asked after decoding: some formats turn the picture themselves, and then no longer say that it lies."""
     try:
-        turn = UPRIGHT.get(image.getexif().get(ORIENTATION, 1))
+        turn = UPRIGHT.get(decoded.getexif().get(ORIENTATION, 1))
     except Exception:  # damaged notes beside the picture do not damage the picture
         return image
     return image if turn is None else image.transpose(turn)
 
 
+def _reduced_rgb(image: Image.Image, at_least: int) -> Image.Image:
+    """RGB; a large picture in strips, so that it is never in memory twice, and smaller where that is allowed."""
+    width, height = image.size
+    if width * height <= LARGE:
+        return _rgb(image)
+    if image.mode.startswith("I") or image.mode == "F":  # whose range is that of the whole
+        image = grey_of_deep(image)
+    factor = max(1, min(width, height) // at_least) if at_least > 0 else 1
+    if factor == 1 and _is_rgb(image):
+        return image
+    small = Image.new("RGB", (-(-width // factor), -(-height // factor)))
+    rows = max(1, STRIP // width // factor) * factor
+    for top in range(0, height, rows):
+        strip = _rgb(image.crop((0, top, width, min(top + rows, height))))
+        small.paste(strip.reduce(factor) if factor > 1 else strip, (0, top // factor))
+    return small
+
+
+def _is_rgb(image: Image.Image) -> bool:
+    return image.mode == "RGB" and "transparency" not in image.info
+
+
 def _rgb(image: Image.Image) -> Image.Image:
-    if image.mode == "RGB" and "transparency" not in image.info:
+    if _is_rgb(image):
         return image
     if image.mode.startswith("I") or image.mode == "F":
         return grey_of_deep(image).convert("RGB")
@@ -273,14 +300,29 @@ def grey_of_deep(image: Image.Image) -> Image.Image:
     Sixteen bits have a known range. The others do not say theirs: it is taken to be the usual one (16 bits for
     integers, 0-1 or 0-255 for floats) where all numbers are within, and else the one that they fill.
     """
-    numbers = np.asarray(image)
-    if image.mode.startswith("I;16"):
-        return Image.fromarray(from_16_bits(numbers))
-    numbers = np.nan_to_num(numbers.astype(np.float64), posinf=0.0, neginf=0.0)
-    least, most = float(numbers.min()), float(numbers.max())
-    usual = (65535.0,) if image.mode == "I" else (1.0, 255.0)
-    bottom, top = next(((0.0, full) for full in usual if least >= 0 and most <= full), (least, most))
-    return Image.fromarray(_from_unit((numbers - bottom) / max(top - bottom, 1e-30)))
+    rows = max(1, STRIP // image.width)
+    tops = range(0, image.height, rows)
+
+    def strip(top: int) -> np.ndarray:
+        numbers = np.asarray(image.crop((0, top, image.width, min(top + rows, image.height))))
+        if image.mode.startswith("I;16"):
+            return numbers
+        return np.nan_to_num(numbers.astype(np.float64), posinf=0.0, neginf=0.0)
+
+    bottom, top_value = 0.0, 65535.0
+    if not image.mode.startswith("I;16"):
+        ranges = [(float(part.min()), float(part.max())) for part in map(strip, tops)]
+        least, most = min(low for low, _ in ranges), max(high for _, high in ranges)
+        usual = (65535.0,) if image.mode == "I" else (1.0, 255.0)
+        bottom, top_value = next(((0.0, full) for full in usual if least >= 0 and most <= full), (least, most))
+    grey = np.empty((image.height, image.width), np.uint8)
+    for top in tops:
+        part = strip(top)
+        if image.mode.startswith("I;16"):
+            grey[top : top + rows] = from_16_bits(part)
+        else:
+            grey[top : top + rows] = _from_unit((part - bottom) / max(top_value - bottom, 1e-30))
+    return Image.fromarray(grey)
 
 
 def from_16_bits(numbers: np.ndarray) -> np.ndarray:
