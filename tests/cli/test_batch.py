@@ -228,7 +228,7 @@ def test_what_was_done_is_not_done_again(here: Path, model: Path, monkeypatch: p
         (["--out", "c.csv"], "nothing to caption"),
         (["none", "--out", "c.csv"], "none is not there"),
         (["photos", "--out", "c.xlsx"], "--out is c.xlsx, expected a folder or a name that ends in .jsonl, .csv"),
-        (["photos", "--out", "c.csv", "--write-exif"], "changed only if told: give --in-place, or --out FOLDER"),
+        (["photos", "--out", "c.csv", "--write-exif"], "not changed without --in-place: give it, or --out FOLDER"),
         (["photos", "--out", "taken.csv"], "taken.csv is there, and no job that wrote it"),
         (["photos", "--out", "c.csv", "--shard", "3"], "as in 3/8"),
         (["photos", "--out", "c.csv", "--must", "unheard"], "unknown word 'unheard'"),

@@ -120,7 +120,7 @@ def batch(
     if not names and not html:
         raise MeshcapError("nothing to caption: name pictures, folders, tar shards, lists of paths or --html pages")
     if (kinds or html) and not in_place and folder is None:
-        raise MeshcapError("pictures and pages are changed only if told: give --in-place, or --out FOLDER for copies")
+        raise MeshcapError("pictures and pages are not changed without --in-place: give it, or --out FOLDER for copies")
     if table is None and not (sidecar or kinds or html):
         raise MeshcapError("nowhere to write to: give --out FILE.jsonl (or .csv, .parquet, a folder), or --sidecar")
     if html and shard is not None:

@@ -68,7 +68,7 @@ def serve(
     for origin in cors or []:
         if origin != "*" and (not origin.startswith(("http://", "https://")) or origin.count("/") != 2):
             raise MeshcapError(f"--cors is {origin!r}, expected an origin such as https://example.org")
-    at = listen(host, port)  # before the model is read: a taken port is told at once
+    at = listen(host, port)  # before the model is loaded: a taken port is reported at once
     captioner = options.load_captioner(model, device, dtype, threads)
     name = Path(model).name or model
     service = Service(captioner, name, limits, Fetcher(limits.bytes) if allow_urls else None, given)

@@ -10,13 +10,14 @@ The sum on the right is *completeness*; how far it is missed says how much the n
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from meshcap.errors import MeshcapError
 from meshcap.models import CaptionModel
@@ -54,7 +55,7 @@ def attribute(
         baseline: the picture of nothing: features all zero, or every region the picture's mean region.
 
     Raises:
-        MeshcapError: weights of 8 bits, which have no gradients; a baseline or a number of steps that makes no sense.
+        MeshcapError: an optimized model, which has no gradients; a baseline or a number of steps that makes no sense.
     """
     if baseline not in ("zero", "mean"):
         raise MeshcapError(f"baseline is {baseline!r}, expected zero or mean")
@@ -62,21 +63,21 @@ def attribute(
         raise MeshcapError(f"steps is {steps}, expected at least 1")
     model = differentiable(model)
     regions = regions.to(model.device, torch.float32)
-    spoken = torch.cat((ids.new_full((1,), model.config.bos), ids[:-1]))
+    before = torch.cat((ids.new_full((1,), model.config.bos), ids[:-1]))
 
-    def told(features: Tensor) -> Tensor:
+    def log_probs_of(features: Tensor) -> Tensor:
         many = len(features)
         boxes = None if regions.boxes is None else regions.boxes.expand(many, -1, -1)
-        log_probs = model(Regions(features, boxes), spoken.expand(many, -1))
+        log_probs = model(Regions(features, boxes), before.expand(many, -1))
         return log_probs.gather(-1, ids.expand(many, -1)[..., None])[..., 0].float()
 
     x = regions.features[0]
     nothing = torch.zeros_like(x) if baseline == "zero" else x.mean(0, keepdim=True).expand_as(x)
     with torch.no_grad():
-        ends = told(torch.stack((nothing, x)))
+        ends = log_probs_of(torch.stack((nothing, x)))
     return Attribution(
-        regions=integrated_gradients(told, x, nothing, steps=steps).cpu(),
-        gradient_input=(gradients(told, x[None])[:, 0] * (x - nothing)).sum(-1).cpu(),
+        regions=integrated_gradients(log_probs_of, x, nothing, steps=steps).cpu(),
+        gradient_input=(gradients(log_probs_of, x[None])[:, 0] * (x - nothing)).sum(-1).cpu(),
         gained=(ends[1] - ends[0]).cpu(),
         baseline=baseline,
     )
@@ -110,28 +111,14 @@ def gradients(function: Function, points: Tensor) -> Tensor:
 
 
 def differentiable(model: CaptionModel) -> CaptionModel:
-    """The model itself, or where its weights were packed or shortened for speed, a float32 copy that has gradients."""
-    if any(isinstance(module, Int8Linear) for module in model.modules()):
-        raise MeshcapError("weights of 8 bits have no gradients: use float32, or leave attribution out")
-    packed = {name: module for name, module in model.named_modules() if isinstance(module, PackedLinear)}
-    if not packed and model.dtype == torch.float32:
-        return model
-    copy = type(model)(model.config).to(model.device)
-    copy.load_state_dict(model.state_dict(), strict=not packed)
-    with torch.no_grad():
-        for name, module in packed.items():
-            linear = copy.get_submodule(name)
-            if isinstance(linear, nn.Linear):  # else one that borrows its matrix from a part that was copied above
-                linear.weight.copy_(module.weight.to_dense())
-                if module.bias is not None:
-                    linear.bias.copy_(module.bias)
-    return copy.eval().requires_grad_(False)
+    """The model itself, or a float32 copy where it computes with shorter numbers.
 
-
-def parameter_count(model: CaptionModel) -> int:
-    """How many weights a model has, whether they are packed or not: by its settings, on no device at all."""
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in type(model)(model.config).parameters())
+    Raises:
+        MeshcapError: the weights were rearranged for inference (`Captioner.optimize`) and have no gradients.
+    """
+    if any(isinstance(module, PackedLinear | Int8Linear) for module in model.modules()):
+        raise MeshcapError("an optimized model has no gradients: load it again, or leave attribution out")
+    return model if model.dtype == torch.float32 else copy.deepcopy(model).float()
 
 
 def rank_correlation(one: Tensor, other: Tensor) -> float | None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from meshcap.captioner import Captioner
 from meshcap.errors import MeshcapError
-from meshcap.explain.attribution import STEPS, Attribution, Baseline, attribute, parameter_count, rank_correlation
+from meshcap.explain.attribution import STEPS, Attribution, Baseline, attribute, rank_correlation
 from meshcap.options import CaptionOptions
 from meshcap.regions import Regions
 from meshcap.vision.pictures import Source, read_picture
@@ -78,7 +78,7 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """All numbers, for programs."""
-        told: dict[str, Any] = {
+        values: dict[str, Any] = {
             "caption": self.text,
             "confidence": self.confidence,
             "own": self.own,
@@ -88,8 +88,8 @@ class Explanation:
             "window": self.window,
         }
         for name in ("boxes", "gates", "memory", "patterns", "padding"):
-            told[name] = _numbers(getattr(self, name))
-        return told | {"other": {name: _numbers(tensor) for name, tensor in self.other.items()}}
+            values[name] = _numbers(getattr(self, name))
+        return values | {"other": {name: _numbers(tensor) for name, tensor in self.other.items()}}
 
 
 def explain(
@@ -125,11 +125,11 @@ def explain(
     ids = _ids_of(captioner, caption) if caption is not None else captioner.vocabulary.encode(found.words)
     if caption is not None or found.finished:
         ids.append(captioner.model.config.eos)
-    said = torch.tensor(ids, device=captioner.model.device)
-    log_probs, seen = _read(captioner, regions, said)
-    own = log_probs.gather(-1, said.cpu()[:, None])[:, 0]  # (T,)
+    words = torch.tensor(ids, device=captioner.model.device)
+    log_probs, seen = _teacher_forced(captioner, regions, words)
+    own = log_probs.gather(-1, words.cpu()[:, None])[:, 0]  # (T,)
     measured = captioner.calibration
-    credit = attribute(captioner.model, regions, said, baseline=baseline, steps=steps) if attribution else None
+    credit = attribute(captioner.model, regions, words, baseline=baseline, steps=steps) if attribution else None
     count = regions.features.shape[1]
     looks = seen["words"]
     config = captioner.model.config
@@ -191,11 +191,11 @@ def _ids_of(captioner: Captioner, caption: str) -> list[int]:
 
 
 @torch.no_grad()
-def _read(captioner: Captioner, regions: Regions, said: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+def _teacher_forced(captioner: Captioner, regions: Regions, ids: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """Log-probabilities (T, V), and how the model looked, without the axis of pictures: `gates` as (T, layers, L)."""
     model = captioner.model
-    spoken = torch.cat((said.new_full((1,), model.config.bos), said[:-1]))
-    log_probs, seen = model(regions.to(model.device, model.dtype), spoken[None], attention=True)
+    before = torch.cat((ids.new_full((1,), model.config.bos), ids[:-1]))
+    log_probs, seen = model(regions.to(model.device, model.dtype), before[None], attention=True)
     axes = {"gates": 2, "memory": 1, "patterns": 1}  # where the axis of pictures is not the first
     alone = {name: tensor.float().cpu().select(axes.get(name, 0), 0) for name, tensor in seen.items()}
     if "gates" in alone:
@@ -243,7 +243,7 @@ def _words(
 
 def _facts(captioner: Captioner, regions: Regions, shown: Image.Image | None) -> tuple[tuple[str, str], ...]:
     model, vision = captioner.model, captioner.vision
-    facts = [("model", model.name), ("weights", f"{parameter_count(model):,}")]
+    facts = [("model", model.name), ("weights", f"{sum(one.numel() for one in model.parameters()):,}")]
     facts.append(("vocabulary", f"{len(captioner.vocabulary):,} words"))
     if vision is not None:
         facts.append(("looks with", f"{vision.name}, {vision.preprocess.size} pixels, {vision.preprocess.geometry}"))
@@ -254,9 +254,9 @@ def _facts(captioner: Captioner, regions: Regions, shown: Image.Image | None) ->
 
 
 def _word_dict(one: WordExplanation) -> dict[str, Any]:
-    told = {name: value for name, value in vars(one).items() if value is not None}
-    told["runners_up"] = [{"word": word, "probability": chance} for word, chance in one.runners_up]
-    return {name: _numbers(value) if isinstance(value, Tensor) else value for name, value in told.items()}
+    values = {name: value for name, value in vars(one).items() if value is not None}
+    values["runners_up"] = [{"word": word, "probability": chance} for word, chance in one.runners_up]
+    return {name: _numbers(value) if isinstance(value, Tensor) else value for name, value in values.items()}
 
 
 def _numbers(tensor: Tensor | None) -> Any:

@@ -110,7 +110,7 @@ def _pictures(explanation: Explanation) -> str:
 
 
 def _stage(explanation: Explanation, name: str) -> str:
-    said = "".join(
+    words = "".join(
         f'<button type="button" class="word{" end" * one.is_end}" data-word="{number}" aria-controls="panel" '
         f'style="--p: {100 * one.probability:.1f}%">{escape(one.word)}</button> '
         for number, one in enumerate(explanation.words)
@@ -131,7 +131,7 @@ def _stage(explanation: Explanation, name: str) -> str:
     strongest = max(range(len(explanation.words)), key=lambda at: explanation.words[at].gained or 0)
     return (
         f'<section class="stage" data-first="{strongest}"><div>{picture}{toggle if _drawn(explanation) else ""}</div>'
-        f'<div><p class="said" role="group" aria-label="The caption: {escape(explanation.text)}">{said}</p>'
+        f'<div><p class="said" role="group" aria-label="The caption: {escape(explanation.text)}">{words}</p>'
         f'<p class="note">{who}, confidence {percent(explanation.confidence)}; '
         "the bar below a word is its probability</p>"
         '<div id="panel" class="panel" aria-live="polite"><p class="note">Every word has a card below.</p></div>'
