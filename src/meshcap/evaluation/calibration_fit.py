@@ -170,11 +170,11 @@ def choose(signals: Mapping[str, Array], shares: Array, seed: int = 0) -> tuple[
     best = min(errors, key=lambda one: float(one.mean()))
     worse = [(float((one - best).mean()), float((one - best).std()) / len(best) ** 0.5) for one in errors]
     taken = next(place for place, (by, sure) in enumerate(worse) if by <= sure)
-    told = [
+    candidates = [
         Candidate(names, kind, float(error.mean()), place == taken)
         for place, ((names, kind), error) in enumerate(zip(CHOICES, errors, strict=True))
     ]
-    return fit_curve(signals, shares, *CHOICES[taken]), told
+    return fit_curve(signals, shares, *CHOICES[taken]), candidates
 
 
 def held_out(signals: Mapping[str, Array], shares: Array, seed: int = 0) -> Array:

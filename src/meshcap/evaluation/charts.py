@@ -158,8 +158,8 @@ def number(value: float) -> str:
     if power < -3:
         return f"{value / 10.0**power:.3g} × {_power(10.0**power)}".replace("-", "−")
     digits = 0 if power > 2 else max(1, 2 - power)
-    told = f"{value:,.{digits}f}"
-    return (told.rstrip("0").rstrip(".") if digits else told).replace("-", "−")
+    text = f"{value:,.{digits}f}"
+    return (text.rstrip("0").rstrip(".") if digits else text).replace("-", "−")
 
 
 def chart(curve: Curve, colours: Mapping[str, int]) -> str:

@@ -41,7 +41,7 @@ class SampleCard:
 
 @dataclass(frozen=True)
 class ReportContent:
-    """What a report tells. Everything but the title may be missing."""
+    """What a report shows. Everything but the title may be missing."""
 
     title: str
     facts: list[tuple[str, str]] = field(default_factory=list)  # such as ("parameters", "38.4 million")
@@ -179,18 +179,18 @@ def _cards(title: str, cards: Sequence[SampleCard]) -> str:
 
 
 def _card(card: SampleCard) -> str:
-    told = []
+    figures = []
     if card.score is not None and math.isfinite(card.score):
-        told.append(f"CIDEr <b>{100 * card.score:.1f}</b>")
+        figures.append(f"CIDEr <b>{100 * card.score:.1f}</b>")
     if card.confidence is not None and math.isfinite(card.confidence):
-        told.append(f"confidence <b>{100 * card.confidence:.0f} %</b>")
+        figures.append(f"confidence <b>{100 * card.confidence:.0f} %</b>")
     said = "".join(f"<li>{escape(line)}</li>" for line in card.references)
     many = f"{len(card.references)} reference{'s' * (len(card.references) > 1)}"
     return "".join(
         [
             f'<figure class="card">{_picture(card)}<figcaption>',
             f"<p>{escape(card.caption)}</p>" if card.caption else '<p class="nothing">nothing was said</p>',
-            f'<p class="told">{"".join(f"<span>{part}</span>" for part in told)}</p>' if told else "",
+            f'<p class="figures">{"".join(f"<span>{part}</span>" for part in figures)}</p>' if figures else "",
             f"<details><summary>{many}</summary><ul>{said}</ul></details>" if said else "",
             f'<p class="id">{escape(card.id)}</p>' if card.id else "",
             "</figcaption></figure>",
@@ -199,7 +199,7 @@ def _card(card: SampleCard) -> str:
 
 
 def _picture(card: SampleCard) -> str:
-    # Whoever cannot see the picture is best told of it by a person's words, not by the model's, which stand below.
+    # Whoever cannot see the picture is best helped by a person's words, not by the model's, which stand below.
     alt = card.references[0] if card.references else f"picture {card.id}".strip()
     try:
         if card.image is not None:
@@ -255,8 +255,8 @@ def scores_table(title: str, columns: Mapping[str, Column]) -> str:
 
 def shares_table(columns: Mapping[str, Mapping[str, float]]) -> str:
     """What captions are like whatever the pictures show (`Result.diversity`); "" where nothing is known."""
-    names = dict.fromkeys(name for told in columns.values() for name in told)
-    rows = [[name, *(_habit(name, told.get(name)) for told in columns.values())] for name in names]
+    names = dict.fromkeys(name for values in columns.values() for name in values)
+    rows = [[name, *(_habit(name, values.get(name)) for values in columns.values())] for name in names]
     return _table("What is said", ["of the captions", *columns], rows) if rows else ""
 
 

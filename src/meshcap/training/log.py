@@ -129,7 +129,7 @@ def _plain(value: Any) -> Any:
 
 
 EVERY = 30.0  # seconds between the lines that a log file gets
-REFRESH = 0.2  # and between two states of the live line: steps may be much faster than eyes
+REFRESH = 0.2  # and between two states of the live line: steps may be much faster than a reader
 MEMORY_OF = 50  # steps that the running mean of the loss reaches back, about
 
 
@@ -160,7 +160,7 @@ class Watch:
         self._live = not quiet and console.is_terminal
         self._stage = ""
         self._loss, self._weight, self._last_loss = 0.0, 0.0, math.nan
-        self._last = 0  # the last step told
+        self._last = 0  # the last step shown
         self._began = (0, 0.0)  # step and time from which the pace is measured
         self._told = -math.inf  # when this was last shown
         self._cider: tuple[float, float] | None = None  # last and best
@@ -194,7 +194,7 @@ class Watch:
             self._stage, self._loss, self._weight = stage, 0.0, 0.0
             self._began, self._last = (step, now), step - 1
         if math.isfinite(loss):
-            keep = (1 - 1 / MEMORY_OF) ** (step - self._last)  # whether each step is told or every fiftieth
+            keep = (1 - 1 / MEMORY_OF) ** (step - self._last)  # whether each step is reported or every fiftieth
             self._loss, self._weight = keep * self._loss + (1 - keep) * loss, keep * self._weight + 1 - keep
         self._last_loss, self._last = loss, step
         if now - self._told < (REFRESH if self._live else self._every) and step < self._total:

@@ -72,7 +72,7 @@ class Pixels:
         They leave their pictures in a file that is read here and written again, so that it never leaves memory.
         """
         count, size = len(self.samples), self.preprocess.size
-        room = block + most_in_flight()  # what was told of but not read yet, and what is being decoded
+        room = block + most_in_flight()  # what is done but not read yet, and what is being decoded
         with tempfile.NamedTemporaryFile(prefix="meshcap-") as file:
             file.truncate(room * size * size * 3)
             shown = numpy.memmap(file.name, numpy.uint8, "r", shape=(room, size, size, 3))

@@ -115,8 +115,8 @@ class TensorBoardTracker:
         purge = None if resumed_at is None else resumed_at + 1
         self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
         if resumed_at is None:
-            told = json.dumps(dict(settings), indent=2, default=str, ensure_ascii=False)
-            indented = "".join(f"    {line}\n" for line in told.splitlines())  # Markdown's way to say: as it is
+            text = json.dumps(dict(settings), indent=2, default=str, ensure_ascii=False)
+            indented = "".join(f"    {line}\n" for line in text.splitlines())  # a code block of Markdown
             self._writer.add_text("settings", f"{_cell(run_name)}\n\n{indented}", 0)
 
     def scalars(self, step: int, numbers: Mapping[str, float]) -> None:

@@ -149,7 +149,7 @@ class Trainer:
         self._since = (self.position.step, time.perf_counter())
 
     def _look(self) -> None:
-        """Read what the device measured since the last look, and tell everybody."""
+        """Read what the device measured since the last look, and report it."""
         step, stage = self.position.step, self.task.name
         steps = step - self._since[0]
         means = {name: self.world.sum(value / steps).item() for name, value in self._sums.items()}
