@@ -1,12 +1,13 @@
 """Files appear whole or not at all."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from meshcap.errors import MeshcapError
-from meshcap.files import expect_free, new_folder, remove_unfinished, write_bytes, write_file, write_text
+from meshcap.files import edit_bytes, expect_free, new_folder, remove_unfinished, write_bytes, write_file, write_text
 
 
 @pytest.fixture
@@ -131,3 +132,44 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
 
 def into(text: str) -> Callable[[Path], object]:
     return lambda part: part.write_text(text)
+
+
+def test_editing_keeps_owner_times_rights_and_attributes(tmp_path: Path) -> None:
+    path = tmp_path / "a.jpg"
+    path.write_bytes(b"old")
+    path.chmod(0o640)
+    os.utime(path, ns=(10**18, 10**18 + 7))
+    if os.getuid() == 0:
+        os.chown(path, 12345, 54321)
+    before = path.stat()
+    edit_bytes(path, b"new")
+    after = path.stat()
+    assert path.read_bytes() == b"new"
+    for name in ("st_uid", "st_gid", "st_mode", "st_mtime_ns"):
+        assert getattr(after, name) == getattr(before, name)
+    edit_bytes(path, b"newer", keep_times=False)
+    assert path.stat().st_mtime_ns > before.st_mtime_ns
+    assert [one.name for one in tmp_path.iterdir()] == ["a.jpg"]
+
+
+def test_hard_links_are_not_parted(tmp_path: Path) -> None:
+    path = tmp_path / "a.jpg"
+    path.write_bytes(b"old")
+    os.link(path, tmp_path / "b.jpg")
+    with pytest.raises(MeshcapError, match="has 2 names"):
+        edit_bytes(path, b"new")
+    assert (tmp_path / "b.jpg").read_bytes() == path.read_bytes() == b"old"
+
+
+def test_planted_links_are_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even where somebody guesses the name."""
+    monkeypatch.setattr("secrets.token_hex", lambda count: "guessed")
+    target = tmp_path / "target"
+    target.write_bytes(b"precious")
+    (tmp_path / ".a.jpg.guessed.part").symlink_to(target)
+    with pytest.raises(MeshcapError):
+        write_bytes(tmp_path / "a.jpg", b"new")
+    (tmp_path / ".b.jpg.guessed.part").symlink_to(tmp_path)
+    with pytest.raises(MeshcapError):
+        write_file(tmp_path / "b.jpg", lambda part: part.write_bytes(b"new"))
+    assert target.read_bytes() == b"precious"

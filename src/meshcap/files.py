@@ -50,6 +50,35 @@ def write_bytes(path: str | Path, content: bytes) -> None:
             part.unlink(missing_ok=True)
 
 
+def edit_bytes(path: Path, content: bytes, *, keep_times: bool = True) -> None:
+    """As `write_bytes`, for a file of somebody's: the new one has the owner, rights, attributes and times of the old.
+
+    Raises:
+        MeshcapError: the system refuses; the owner cannot be kept; or the file has other names (hard links), which
+            would go on to hold the old content.
+    """
+    part = _unfinished_name(path)
+    with _reporting(path):
+        old = path.stat()
+        if old.st_nlink > 1:
+            names = f"{old.st_nlink} names (hard links)"
+            raise MeshcapError(f"{path} has {names}, which would no longer be one file: copy it first")
+        try:
+            write_bytes(part, content)
+            new = part.stat()
+            if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid):
+                try:
+                    os.chown(part, old.st_uid, old.st_gid)
+                except PermissionError:
+                    raise MeshcapError(f"{path} belongs to another user or group, which cannot be kept") from None
+            shutil.copystat(path, part)
+            if not keep_times:
+                os.utime(part)
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+
+
 def write_file(path: str | Path, write: Callable[[Path], object]) -> None:
     """As `write_bytes`, for writers that want a name: `write(part)` makes the file `part`.
 
@@ -180,6 +209,12 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     raise MeshcapError(f"{os.fspath(path)} is a folder, pipe, socket or device, expected a regular file")
 
 
+def read_regular(path: str | os.PathLike[str]) -> bytes:
+    """The content of what `open_regular` opens."""
+    with open_regular(path) as file:
+        return file.read()
+
+
 def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
@@ -191,8 +226,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
         MeshcapError: it cannot be read, is damaged, or is not UTF-8.
     """
     try:
-        with open_regular(path) as file:
-            raw = file.read()
+        raw = Path(path).read_bytes()
     except OSError as error:
         raise MeshcapError(f"{path} cannot be read: {error.strerror or error}") from None
     if raw[:2] == b"\x1f\x8b":

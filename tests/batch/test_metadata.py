@@ -287,3 +287,52 @@ def test_several_pictures_in_one_file() -> None:
     behind = new[:end] + b"\xff\xe1" + (len(packet) + 2).to_bytes(2, "big") + packet + new[end:]
     with pytest.raises(MeshcapError, match="holds several pictures"):
         metadata.jpeg_with_description(behind, TEXT, "xmp", overwrite=True)
+
+
+def png_with_chunk(kind: bytes, data: bytes) -> bytes:
+    content = photo("PNG")
+    chunk = len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
+    return content[:33] + chunk + content[33:]
+
+
+@pytest.mark.parametrize("rest", [b"", b"\0", b"\0\0\0", b"\1\0", b"\1\0\0\0", b"\1\0\0\0broken"])
+def test_a_short_itxt_chunk_is_one_line(rest: bytes) -> None:
+    with pytest.raises(MeshcapError, match="its XMP is damaged"):
+        metadata.png_with_description(png_with_chunk(b"iTXt", b"XML:com.adobe.xmp\0" + rest), TEXT, overwrite=False)
+
+
+class CountedText(str):
+    """Text that counts how far it is searched."""
+
+    searched = 0
+
+    def find(self, what: str, start: int = 0, *rest: int) -> int:
+        found = super().find(what, start, *rest)
+        CountedText.searched += (len(self) if found < 0 else found) - start
+        return found
+
+    def __getitem__(self, key: object) -> str:
+        return CountedText(super().__getitem__(key))
+
+
+@pytest.mark.parametrize("many", ["<?", "<dc:description>", "<dc:description ", "<rdf:RDF ", "</a:RDF ", "<?x?>"])
+def test_xmp_is_searched_in_one_pass(many: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packets that are well-formed by hiding this in a comment; regular expressions took a minute for 200 kB."""
+
+    monkeypatch.setattr(metadata, "re", None)  # patterns start anew at every <
+    packet = CountedText(metadata.PACKET.format(rdf=metadata.RDF).replace("\n</rdf", f"<!--{many * 20_000}-->\n</rdf"))
+    CountedText.searched = 0
+    try:
+        metadata._xmp_root(packet)
+    except metadata.ElementTree.ParseError:
+        assert many == "<?"
+    metadata._without_description(packet)
+    assert CountedText.searched < 8 * len(packet)
+
+
+def test_nested_descriptions_are_gone_through_once() -> None:
+    depth = 1500
+    inside = "<dc:description>" * depth + "<rdf:li>deep</rdf:li>" + "</dc:description>" * depth
+    element = f'<a xmlns:dc="{metadata.DC}">{inside}</a>'
+    packet = metadata.PACKET.format(rdf=metadata.RDF).replace("\n</rdf", f"{element}</rdf")
+    assert metadata.xmp_description(packet) == "deep"

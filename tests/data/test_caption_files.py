@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshcap.data.caption_files import read_candidates, read_references, read_training
+from meshcap.data.caption_files import pictures, read_candidates, read_references, read_training
 from meshcap.errors import MeshcapError
 
 PAIRS = {"42": ["a dog, running", "dogs run"], "7": ["un café\u2028noir"]}
@@ -272,3 +272,11 @@ def test_any_file_is_read_or_refused_in_one_line(content: str, name: str) -> Non
                 assert len(str(mistake).splitlines()) == 1
             else:
                 assert found
+
+
+@pytest.mark.parametrize("line", ['{"image": "\\ud800", "caption": "a dog"}', '{"image": "a", "caption": "\\udfff"}'])
+def test_halves_of_letters_are_refused(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "captions.jsonl"
+    path.write_text(line + "\n")
+    with pytest.raises(MeshcapError, match="line 1 has the"):
+        list(pictures(path))

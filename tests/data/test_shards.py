@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from meshcap.data import read_dataset
+from meshcap.data import read_dataset, shards
 from meshcap.data.shards import TarSource, members
 from meshcap.errors import MeshcapError
 
@@ -195,3 +195,44 @@ def test_a_source_travels_and_knows_when_its_shard_changed(tmp_path: Path) -> No
     path.unlink()
     with pytest.raises(MeshcapError, match=r"0.tar:1.png cannot be read: No such file"):
         source.read()
+
+
+def pax_tar(records: bytes) -> bytes:
+    """A tar of one member with pax records before it."""
+    before, own = tarfile.TarInfo("pax"), tarfile.TarInfo("a.jpg")
+    before.type, before.size, own.size = tarfile.XHDTYPE, len(records), 3
+    pieces = [before.tobuf(tarfile.USTAR_FORMAT), records, bytes(-len(records) % 512)]
+    return b"".join([*pieces, own.tobuf(tarfile.USTAR_FORMAT), b"abc", bytes(509), bytes(1024)])
+
+
+class CountedBytes(bytes):
+    """Bytes that count what is copied out of them."""
+
+    copied = 0
+
+    def __getitem__(self, key: object) -> object:
+        found = super().__getitem__(key)
+        CountedBytes.copied += len(found) if isinstance(found, bytes) else 0
+        return CountedBytes(found) if isinstance(found, bytes) else found
+
+    def partition(self, mark: bytes) -> tuple[bytes, bytes, bytes]:
+        CountedBytes.copied += len(self)
+        return super().partition(mark)
+
+
+def test_pax_records_are_read_in_one_pass() -> None:
+    records = CountedBytes(b"".join(b"13 k%05d=ab\n" % number for number in range(10_000)))
+    CountedBytes.copied = 0
+    found = shards._pax(records)
+    assert found["k09999"] == "ab" and len(found) == 10_000
+    assert CountedBytes.copied < 4 * len(records)
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "-1", "1e3"])
+def test_pax_numbers_without_sense_are_one_line(number: str) -> None:
+    record = f" size={number}\n"
+    length = next(n for n in range(len(record), len(record) + 9) if n == len(record) + len(str(n)))
+    with pytest.raises(MeshcapError, match=r"a member of size .* expected a number of bytes"):
+        list(shards.members(Path("a.tar"), pax_tar(f"{length}{record}".encode())))
+    huge = ("1" * 5000 + " path=x\n").encode()  # of a record
+    assert [one.name for one in shards.members(Path("a.tar"), pax_tar(huge))] == ["a.jpg"]

@@ -261,3 +261,8 @@ def test_comparison_needs_the_same_pictures() -> None:
     assert list(found.first.per_image) == list(found.second.per_image) == ["1", "2", "3"]
     with pytest.raises(TypeError, match="nonesuch"):
         compare(CANDIDATES, CANDIDATES, REFERENCES, nonesuch=1)
+
+
+def test_a_caption_of_millions_of_words_is_refused_before_it_is_tokenised() -> None:
+    with pytest.raises(MeshcapError, match="a caption of 4,000,000 letters among the candidates"):
+        score({1: "a " * 2_000_000, 2: "b"}, {1: ["a"], 2: ["b"]})

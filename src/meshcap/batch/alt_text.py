@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 from meshcap.batch.inputs import Picture
 from meshcap.batch.output import write_output
 from meshcap.errors import MeshcapError
-from meshcap.files import write_text
+from meshcap.files import edit_bytes, read_regular, write_text
 
 ATTRIBUTE = re.compile(r"""([^\s/>=]+)(?:\s*=\s*("[^"]*"|'[^']*'|[^\s>]*))?""")
 
@@ -89,7 +89,7 @@ def local_file(folder: str, src: str) -> str | None:
 def read_page(page: str) -> str:
     """Letters that turn into the same bytes again, whatever the page's alphabet is."""
     try:
-        content = Path(page).read_bytes()
+        content = read_regular(page)
     except OSError as error:
         raise MeshcapError(f"{page} cannot be read: {error.strerror or error}") from error
     if b"\0" in content:
@@ -143,6 +143,9 @@ def fill(page: str, out: Path, captions: Mapping[str, str], *, overwrite: bool) 
     """Write the page with its descriptions to `out`, which may be itself."""
     text = read_page(page)
     new, count = filled(page, text, captions, overwrite=overwrite)
-    if count or os.path.realpath(page) != os.path.realpath(out):
-        write_output(out, new.encode("utf-8", "surrogateescape"))
+    content = new.encode("utf-8", "surrogateescape")
+    if os.path.realpath(page) != os.path.realpath(out):
+        write_output(out, content)
+    elif count:
+        edit_bytes(out, content, keep_times=False)  # the page itself has changed
     return count

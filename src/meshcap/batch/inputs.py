@@ -16,6 +16,7 @@ from typing import NamedTuple
 from meshcap.data.read import expand_braces
 from meshcap.data.shards import TarSource, members
 from meshcap.errors import MeshcapError
+from meshcap.files import open_regular
 from meshcap.vision.pictures import SUFFIXES
 
 LISTS = (".csv", ".tsv", ".parquet", ".txt")
@@ -171,7 +172,7 @@ def _in_folder(folder: str) -> Iterator[str]:
 
 def _in_tar(path: str) -> Iterator[Picture]:
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             if not file.seek(0, 2):
                 raise MeshcapError(f"{path} is empty, expected a tar shard")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:

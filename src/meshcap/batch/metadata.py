@@ -43,7 +43,8 @@ def exif_with_description(old: bytes | None, text: str, overwrite: bool) -> byte
         raise MeshcapError("its EXIF is damaged: write XMP instead")
     entries = [old[place : place + ENTRY] for place in range(start + 2, end, ENTRY)]
     rest = [entry for entry in entries if int.from_bytes(entry[:2], order) != IMAGE_DESCRIPTION]
-    existing = b"".join(_exif_value(old, entry, order) for entry in entries if entry not in rest)
+    own = [entry for entry in entries if int.from_bytes(entry[:2], order) == IMAGE_DESCRIPTION]
+    existing = _exif_value(old, own[0], order) if own else b""
     if existing == value or (existing.strip(b"\0 \t\r\n") and not overwrite):
         return None
     body = old + b"\0" * (len(old) % 2)  # directories and values begin at even places
@@ -126,10 +127,10 @@ def _resources(content: bytes) -> Iterator[tuple[int, bytes, bytes]]:
     """Number, name as it is written, and data of each."""
     place = 0
     while place < len(content):
-        if not any(content[place:]):  # padding
-            return
         if content[place : place + 4] != b"8BIM" or place + 7 > len(content):
-            raise MeshcapError(IPTC_DAMAGED)
+            if any(content[place:]):
+                raise MeshcapError(IPTC_DAMAGED)
+            return  # padding
         name = place + 6
         size = name + (content[name] + 2) // 2 * 2  # a length, so many letters, and all of it even
         start = size + 4
@@ -201,10 +202,12 @@ def xmp_with_description(old: bytes | None, text: str, overwrite: bool) -> bytes
         "</rdf:Description>"
     )
     # Whoever wrote the packet may have named Dublin Core otherwise; almost nobody does.
-    without = re.sub(r"<dc:description\b[^>]*?(/>|>.*?</dc:description\s*>)", "", packet, flags=re.DOTALL)
+    without = _without_description(packet)
     new, count = re.subn(r"</(\w+):RDF\s*>", lambda end: element + "\n" + end[0], without)
     if not count:  # <rdf:RDF …/>, which holds nothing
-        new, count = re.subn(r"<(rdf:RDF\b[^>]*?)/>", lambda one: f"<{one[1]}>{element}</rdf:RDF>", without)
+        start, end = _find_tag(without, "rdf:RDF", 0)
+        if start >= 0 and without[end - 2] == "/":
+            new, count = f"{without[: end - 2]}>{element}</rdf:RDF>{without[end:]}", 1
     try:
         whole = count == 1 and xmp_description(new) == text and _other_elements(new) == _other_elements(packet)
     except ElementTree.ParseError:
@@ -220,7 +223,12 @@ def xmp_description(packet: str) -> str:
     for one in root.iter(f"{{{RDF}}}Description"):  # a short way to write it, which is not edited
         if short := one.get(f"{{{DC}}}description"):
             return short
-    found = [li for one in root.iter(f"{{{DC}}}description") for li in one.iter(f"{{{RDF}}}li")]
+    found: list[ElementTree.Element] = []
+    inner: set[ElementTree.Element] = set()  # descriptions inside others are not gone through twice
+    for one in root.iter(f"{{{DC}}}description"):
+        if one not in inner:
+            inner.update(one.iter(f"{{{DC}}}description"))
+            found += one.iter(f"{{{RDF}}}li")
     found.sort(key=lambda li: li.get(f"{{{XML}}}lang") != "x-default")
     return (found[0].text or "") if found else ""
 
@@ -230,17 +238,44 @@ def _xmp_root(packet: str) -> ElementTree.Element:
         raise ElementTree.ParseError("a document type")
     start, end = packet.find("<"), packet.rfind(">")
     # Instructions around the packet may be several, which XML as a whole may not begin with.
-    body = re.sub(r"<\?.*?\?>", "", packet[start : end + 1], flags=re.DOTALL)
-    return ElementTree.fromstring(body.strip())
+    body, rest = [], packet[start : end + 1]
+    place = 0
+    while (start := rest.find("<?", place)) >= 0 and (end := rest.find("?>", start)) >= 0:
+        body.append(rest[place:start])
+        place = end + 2
+    return ElementTree.fromstring("".join([*body, rest[place:]]).strip())
+
+
+# By hand and in one pass: regular expressions start anew at every "<" of a packet that was made for that.
+
+
+def _find_tag(packet: str, name: str, place: int) -> tuple[int, int]:
+    """Where the next tag of this name begins and ends; (-1, -1): there is none."""
+    while (start := packet.find(f"<{name}", place)) >= 0 and (end := packet.find(">", start)) >= 0:
+        if packet[start + len(name) + 1] in " \t\r\n/>":
+            return start, end + 1
+        place = end
+    return -1, -1
+
+
+def _without_description(packet: str) -> str:
+    pieces, place = [], 0
+    while (found := _find_tag(packet, "dc:description", place))[0] >= 0:
+        start, end = found
+        if packet[end - 2] != "/":
+            end = _find_tag(packet, "/dc:description", end)[1]
+            if end < 0:
+                break
+        pieces.append(packet[place:start])
+        place = end
+    return "".join([*pieces, packet[place:]])
 
 
 def _other_elements(packet: str) -> list[tuple[str, str, tuple[tuple[str, str], ...]]]:
     """Everything but the description: elements, their text and attributes."""
     root = _xmp_root(packet)
     for parent in root.iter():
-        for child in list(parent):
-            if child.tag == f"{{{DC}}}description":
-                parent.remove(child)
+        parent[:] = [child for child in parent if child.tag != f"{{{DC}}}description"]
     plain = ((one.tag, (one.text or "").strip(), tuple(sorted(one.attrib.items()))) for one in root.iter())
     return [one for one in plain if one[0] != f"{{{RDF}}}Description" or len(one[2]) > 1]
 
@@ -295,6 +330,8 @@ def _png_chunks(content: bytes) -> Iterator[tuple[bytes, int, int]]:
 
 def _png_packet(data: bytes) -> bytes:
     """The text of an iTXt chunk: keyword, compressed?, method, language, keyword in that language, text."""
+    if len(data) < len(XMP_KEYWORD) + 4:
+        raise MeshcapError("its XMP is damaged")
     compressed = data[len(XMP_KEYWORD)]
     _, _, packet = data[len(XMP_KEYWORD) + 2 :].partition(b"\0")
     _, _, packet = packet.partition(b"\0")

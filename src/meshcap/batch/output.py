@@ -11,6 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 from meshcap.batch import metadata
 from meshcap.batch.inputs import Picture, need_pyarrow
 from meshcap.errors import MeshcapError
-from meshcap.files import UNFINISHED, write_bytes, write_file, write_text
+from meshcap.files import UNFINISHED, edit_bytes, read_regular, write_bytes, write_file, write_text
 
 Row = dict[str, Any]
 SUFFIXES = (".jsonl", ".csv", ".parquet")
@@ -160,7 +161,8 @@ class Delivery:
         for folder, own in names.items():
             for left in folder.glob(f".*{UNFINISHED}"):
                 if left.name[1:].rsplit(".", 2)[0] in own:
-                    left.unlink(missing_ok=True)
+                    with suppress(OSError):  # not ours to delete, then
+                        left.unlink()
 
     def _deliver(self, picture: Picture, row: Row) -> str | None:
         if not row.get("caption"):
@@ -173,6 +175,8 @@ class Delivery:
                 write(picture, row["caption"])
             except MeshcapError as error:
                 problems.append(str(error))
+            except Exception as error:  # nothing that a single picture holds may stop a job
+                problems.append(f"{picture.path} cannot be written to: {type(error).__name__} {error}".strip())
         return "; ".join(problems) or None
 
     def _path(self, picture: Picture, suffix: str = "") -> Path:
@@ -196,7 +200,7 @@ class Delivery:
     def _embed(self, picture: Picture, text: str) -> None:
         source = picture.source()
         try:
-            old = Path(picture.path).read_bytes() if source is None else source.read()
+            old = read_regular(picture.path) if source is None else source.read()
         except OSError as error:
             raise MeshcapError(f"{picture.path} cannot be read: {error.strerror or error}") from error
         new, problems = old, []
@@ -215,7 +219,7 @@ class Delivery:
         if self.folder is not None:
             write_output(self._path(picture), new)
         elif new != old:
-            write_output(Path(os.path.realpath(picture.path)), new)  # a link stays a link
+            edit_bytes(Path(os.path.realpath(picture.path)), new)  # a link stays a link
         if problems:
             raise MeshcapError("; ".join(problems))
 

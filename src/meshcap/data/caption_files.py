@@ -335,7 +335,7 @@ def _json_lines(path: object, text: str) -> Iterator[tuple[int, object]]:
 def _id(path: object, value: object, where: str) -> str:
     if isinstance(value, float) and value.is_integer():  # what a table with a missing value makes of whole numbers
         value = int(value)
-    if isinstance(value, str) and value.strip():
+    if isinstance(value, str) and value.strip() and _is_text(value):
         return value.strip()
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
@@ -360,7 +360,12 @@ def _objects(value: object) -> TypeGuard[list[dict[str, Any]]]:
 
 
 def _strings(value: object) -> TypeGuard[list[str]]:
-    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+    return isinstance(value, list) and all(isinstance(item, str) and _is_text(item) for item in value)
+
+
+def _is_text(value: str) -> bool:
+    """JSON can hold halves of letters ("\\ud800"), which nothing can print or write."""
+    return value.isascii() or not any("\ud800" <= sign <= "\udfff" for sign in value)
 
 
 def short(id: str) -> str:

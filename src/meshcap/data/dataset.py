@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from meshcap.errors import MeshcapError
+from meshcap.files import read_regular
 
 SPLITS = ("train", "val", "test")
 
@@ -41,7 +42,7 @@ class FileSource:
 
     def read(self) -> bytes:
         try:
-            return self.path.read_bytes()
+            return read_regular(self.path)
         except OSError as error:
             raise MeshcapError(f"{self.path} cannot be read: {error.strerror or error}") from error
 

@@ -22,10 +22,12 @@ from typing import Any, NamedTuple
 
 from meshcap.data.dataset import Source
 from meshcap.errors import MeshcapError
-from meshcap.files import write_file
+from meshcap.files import open_regular, write_file
 from meshcap.vision.pictures import SUFFIXES
 
 BLOCK = 512
+PAX_DIGITS = 18
+PAX_COUNT = re.compile(rb"(\d{1,18}) ")
 ABOUT_THE_NEXT = (b"x", b"L", b"K")  # kinds of members that only say more of the one that follows
 KNOWN = ("id", "filename", "file_name", "captions", "caption", "split")  # of key.json; the rest is kept as it is
 
@@ -41,7 +43,7 @@ class TarSource:
 
     def read(self) -> bytes:
         try:
-            with open(self.path, "rb") as file:
+            with open_regular(self.path) as file:
                 file.seek(self.offset)
                 content = file.read(self.size)
         except OSError as error:
@@ -81,7 +83,7 @@ def read_shard(path: Path) -> list[ShardSample]:
         MeshcapError: no tar, a truncated or damaged one, or members that are not samples.
     """
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             if not file.seek(0, 2):
                 raise MeshcapError(f"{path} is empty, expected a tar shard")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -169,7 +171,7 @@ def members(path: Path, content: mmap.mmap | bytes) -> Iterator[Member]:
         elif kind == b"x":
             record = _pax(content[start : start + length])
             name = record.get("path", name)
-            size = int(record["size"]) if record.get("size", "").isdecimal() else None
+            size = _pax_size(path, record["size"]) if "size" in record else None
         elif kind not in (*ABOUT_THE_NEXT, b"g"):
             if kind in (b"0", b"\0"):
                 yield Member(_name(header, name), start, length)
@@ -199,15 +201,21 @@ def _number(field: bytes) -> int:
 
 def _pax(content: bytes) -> dict[str, str]:
     """Records of the form "25 path=some/long/name\\n", the number counting all of it."""
-    record = {}
-    while content:
-        count, _, _ = content.partition(b" ")
-        if not count.isdigit() or not len(count) < int(count) <= len(content):
+    record, place = {}, 0
+    while found := PAX_COUNT.match(content, place):
+        end = place + int(found[1])
+        if not found.end() < end <= len(content):
             break
-        key, _, value = content[len(count) + 1 : int(count) - 1].partition(b"=")
+        key, _, value = content[found.end() : end - 1].partition(b"=")
         record[_text(key)] = _text(value)
-        content = content[int(count) :]
+        place = end
     return record
+
+
+def _pax_size(path: Path, text: str) -> int:
+    if not text.isdecimal() or len(text) > PAX_DIGITS:
+        raise MeshcapError(f"{path} has a member of size {reprlib.repr(text)}, expected a number of bytes")
+    return int(text)
 
 
 RECORD = 10_240  # tars end on a whole one

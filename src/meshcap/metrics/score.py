@@ -305,6 +305,7 @@ def _empty_candidates(empty: int, pictures: int) -> str:
     return f"{empty:,} of {pictures:,} candidates {'is' if empty == 1 else 'are'} empty: scored as such"
 
 
+MOST_LETTERS = 100_000  # of a caption: some metrics compare every word with every other
 Given = Mapping[object, str | Sequence[str]]  # id -> caption, or id -> captions
 
 
@@ -322,6 +323,11 @@ def named(given: Mapping[object, str] | Given, what: str) -> dict[str, list[str]
         captions = [value] if isinstance(value, str) else value
         if not isinstance(captions, (list, tuple)) or not all(isinstance(caption, str) for caption in captions):
             raise MeshcapError(f"picture {id!r} has {reprlib.repr(value)} among the {what}, expected captions")
+        if (longest := max(map(len, captions), default=0)) > MOST_LETTERS:
+            raise MeshcapError(
+                f"picture {reprlib.repr(id)} has a caption of {longest:,} letters among the {what}, "
+                f"expected at most {MOST_LETTERS:,}"
+            )
         if id in found:
             raise MeshcapError(f"picture {id!r} is among the {what} twice, as a number and as a string")
         if captions:
