@@ -75,6 +75,26 @@ def test_wide_searches_are_decoded_in_parts(eyes: Captioner, batcher: Batcher, m
     assert sizes[:3] == [3, 3, 1]  # 640 hypotheses at most
 
 
+def test_what_cannot_be_taken_apart_is_seen_again(
+    eyes: Captioner, batcher: Batcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exported graph keeps pictures in an array of its own, and clients ask for different things."""
+
+    class Opaque:
+        def __init__(self, regions: Regions):
+            self.regions = regions
+
+    options = [{}, {"n": 2}, {}, {"strategy": "greedy"}]
+    expected = [eyes.caption(small.picture(number), **one).text for number, one in enumerate(options)]
+    see, search = eyes.see, eyes.search
+    monkeypatch.setattr(eyes, "see", lambda pixels: Opaque(see(pixels)))
+    monkeypatch.setattr(eyes, "search", lambda seen, options: search(seen.regions, options))
+    jobs = [job(eyes, number, **one) for number, one in enumerate(options)]
+    batcher.put(jobs)
+    batcher.close()
+    assert [one.result.result(SECONDS).caption.text for one in jobs] == expected
+
+
 def test_draws_from_a_seed_do_not_depend_on_the_company(eyes: Captioner, batcher: Batcher) -> None:
     options = {"strategy": "sample", "seed": 7, "n": 4}
     jobs = [job(eyes, 0, **options), job(eyes, 1, **options), job(eyes, 0, **options)]

@@ -156,10 +156,6 @@ class Seen:
     def __len__(self) -> int:
         return self.pictures
 
-    def __getitem__(self, pictures: Sequence[int]) -> Seen:
-        """What was seen of some of the pictures."""
-        return Seen({name: part[list(pictures)] for name, part in self.state.items()}, len(pictures))
-
 
 class ExportedBackend(Backend):
     """Runs the two graphs of an exported folder: a subclass says how."""

@@ -157,7 +157,13 @@ class Batcher:
             together = max(1, TOGETHER // jobs[group[0]].width)
             for start in range(0, len(group), together):
                 part = group[start : start + together]
-                self._describe([jobs[at] for at in part], seen[part] if len(part) < len(jobs) else seen)
+                members = [jobs[at] for at in part]
+                if len(part) == len(jobs):
+                    self._describe(members, seen)
+                elif hasattr(seen, "__getitem__"):
+                    self._describe(members, seen[part])
+                else:  # what an exported graph keeps of pictures cannot be taken apart
+                    self._describe(members, self.captioner.see([job.pixels for job in members]))
         return len(jobs)
 
     def _describe(self, jobs: Sequence[PendingPicture], seen: Any) -> None:
