@@ -1,6 +1,7 @@
 """`python examples/captions.py`: what the model that comes with meshcap says of these pictures, into captions.json.
 
-Beam search with five beams in float32, one picture after the other: what `meshcap caption examples` prints.
+Beam search with five beams in float32, one picture after the other: what
+`meshcap caption examples --dtype float32` prints.
 """
 
 import json
@@ -29,4 +30,4 @@ def write(captioner: Captioner, path: Path = CAPTIONS) -> None:
 
 
 if __name__ == "__main__":
-    write(Captioner.from_pretrained())
+    write(Captioner.from_pretrained(dtype="float32"))
