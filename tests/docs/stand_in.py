@@ -26,8 +26,8 @@ MODEL = "MESHCAP_DOCS_MODEL"
 NEEDS_NO_MODEL = ("tokenize", "score", "--version", "--help")
 
 FEWER = {
-    "train": "--xe-steps 4 --scst-steps 2 --batch 4 --set scst_batch=4 --set validate_every=2 --set workers=1 "
-    "--min-count 1 --threads 1 --track none",
+    "train": "--xe-steps 4 --scst-steps 2 --batch 4 --set scst.batch=4 --set run.validate_every=2 --set data.workers=1 "
+    "--set data.min_count=1 --threads 1 --track none",
     "evaluate": "--bootstrap 20 --threads 1",
     "score": "--bootstrap 20",
     "data draw": "--count 24 --val 24 --test 24 --workers 1",
@@ -89,7 +89,7 @@ def quicker(words: list[str]) -> list[str]:
         if "--resume" in words:
             return words
         if "--from" not in words:
-            more += " --set d_model=16"
+            more += " --set model.d_model=16"
         if not {"--from", "--vision", "--features"} & set(words):
             more += " --vision patches --size 48"
     return [*words, *more.split()]
