@@ -3,16 +3,19 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 import typer
 
 import meshcap
 from meshcap import cli
+from meshcap.cli import options
 from meshcap.errors import MeshcapError
+from meshcap.options import HELP
 
 
 @pytest.fixture
@@ -185,3 +188,23 @@ def test_registered_commands_exist(capsys: pytest.CaptureFixture[str]) -> None:
     for name in cli.COMMANDS:
         assert leave(name, "--help") == 0
         assert "xample" in capsys.readouterr().out, f"meshcap {name} --help shows no example"
+
+
+def options_of(command: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from options_of(inner, f"{path} {name}".strip())
+    if not hasattr(command, "commands"):
+        yield from ((path, option) for option in command.params if option.param_type_name == "option")
+
+
+def test_every_flag_has_one_spelling_and_caption_options_one_meaning() -> None:
+    found = list(options_of(typer.main.get_command(cli.build(list(cli.COMMANDS)))))
+    assert len(found) > 100
+    for path, option in found:
+        assert sum(name.startswith("--") for name in option.opts) == 1, f"{path} {option.opts}"
+        assert option.help, f"{path} {option.opts} says nothing"
+    shared = {path for path, option in found if option.name == "must_not"}
+    assert shared == {"caption", "batch", "serve", "explain"}
+    for path, option in found:
+        if (path in shared and option.name in HELP) or option.name in ("beams", "max_words"):
+            assert option.help == HELP[option.name] and option.opts[0] == options.flag(option.name), path

@@ -12,6 +12,7 @@ import typer
 
 from meshcap.cli import options
 from meshcap.errors import MeshcapError
+from meshcap.options import CaptionOptions
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 FEW = 500  # captions: below that, figures of confidences are said to be rough
 
 
+@options.caption_options(only=("beams", "max_words"))
 def evaluate(
     model: Annotated[str, typer.Argument(help="A model folder, a run, or a name on the Hugging Face hub.")],
     data: Annotated[str, typer.Argument(help="Pictures with captions: a folder, a file or a pattern.")],
@@ -45,8 +47,6 @@ def evaluate(
     plot: Annotated[
         Path | None, typer.Option(help="With --calibrate: draw the reliability diagram, a .svg or .png.")
     ] = None,
-    beams: Annotated[int, typer.Option(min=1, help="Hypotheses of the beam search; 1 is greedy.")] = 5,
-    max_words: Annotated[int | None, typer.Option(min=1, help="Most words of a caption.", show_default="19")] = None,
     metrics: Annotated[str, typer.Option(help="As of meshcap score: bleu, ROUGE-L, CIDEr, METEOR, …")] = "",
     bootstrap: Annotated[int, typer.Option(min=0, help="Resamples for the 95 % intervals; 0: none.")] = 1000,
     batch_size: Annotated[int, typer.Option(min=1, help="Pictures captioned together.")] = 64,
@@ -54,6 +54,7 @@ def evaluate(
     dtype: options.Dtype = "auto",
     threads: options.Threads = None,
     json: options.Json = False,
+    **given: Any,
 ) -> None:
     """Caption a split, score the captions as the field does, and write a report.
 
@@ -62,6 +63,7 @@ def evaluate(
 
     Example: meshcap evaluate my-captioner my-pictures.jsonl --split test --out evaluation
     """
+    wanted = CaptionOptions.parse(given)
     split = split or ("val" if calibrate else "test")
     keep_in = calibration_folder(model, out) if calibrate else None
     if plot is not None:
@@ -100,7 +102,7 @@ def evaluate(
             captioner,
             samples,
             split=split,
-            options=replace(AS_PUBLISHED, beams=beams, max_words=max_words),
+            options=replace(AS_PUBLISHED, beams=wanted.beams, max_words=wanted.max_words),
             out=out,
             features=features,
             captions=written,

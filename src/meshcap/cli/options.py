@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
 from meshcap.errors import MeshcapError
-from meshcap.options import DEFAULTS, HELP, REAL, STRATEGIES, WHOLE, CaptionOptions
+from meshcap.options import DEFAULTS, HELP, NAMES, REAL, STRATEGIES, WHOLE, CaptionOptions
 
 if TYPE_CHECKING:
     import torch
@@ -66,8 +65,8 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def caption_options(*, without: tuple[str, ...] = ()) -> Callable[[Function], Function]:
-    """Give a command an option for each field of `CaptionOptions`, in the place of its `**` parameter.
+def caption_options(*, only: tuple[str, ...] = NAMES, without: tuple[str, ...] = ()) -> Callable[[Function], Function]:
+    """Give a command options for fields of `CaptionOptions`, in the place of its `**` parameter.
 
     Values arrive as they were written and None where they were not given: `CaptionOptions.parse` reads them, with the
     same messages as everywhere.
@@ -77,7 +76,7 @@ def caption_options(*, without: tuple[str, ...] = ()) -> Callable[[Function], Fu
         parameters: list[inspect.Parameter] = []
         for one in inspect.signature(function, eval_str=True).parameters.values():
             if one.kind is inspect.Parameter.VAR_KEYWORD:
-                names = [field.name for field in fields(CaptionOptions) if field.name not in without]
+                names = [name for name in only if name not in without]
                 kind = inspect.Parameter.KEYWORD_ONLY
                 parameters += [inspect.Parameter(name, kind, default=None, annotation=_flag(name)) for name in names]
             else:
