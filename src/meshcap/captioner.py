@@ -52,9 +52,9 @@ BACKENDS = ("torch", "onnx", "torch-export")
 
 AHEAD = 2  # batches that are being read while one is captioned
 MOST_PLANS = 64  # options whose plans are kept
-# A caption with a required word whose words are, in the mean, this much less likely than those of the caption that the
-# same search found without: the word does not suit the picture. See docs/decoding.md for how it was measured.
-UNSUITED = 0.5
+# A caption with a required word whose words are, in the geometric mean, less than this share as likely as those of the
+# best caption that the same search found without: the word does not suit. Measured by recipes/required_words.py.
+UNSUITED = 0.4
 
 
 class Captioner:

@@ -83,15 +83,21 @@ def pack(model: nn.Module, *, int8: bool = False) -> nn.Module:
     Raises:
         MeshcapError: int8 is asked for, and this torch has no kernels for it or the model is not on the CPU.
     """
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if not (type(child) is nn.Linear or isinstance(child, TiedOutput)):
-                continue
-            on_cpu = child.weight.device.type == "cpu"
-            if int8:
-                if not (on_cpu and can_pack(torch.int8)):
-                    raise MeshcapError("int8 weights need an x86 CPU and a torch with int8 kernels: use bfloat16")
-                setattr(parent, name, Int8Linear(child))
-            elif on_cpu and can_pack(child.weight.dtype):
-                setattr(parent, name, PackedLinear(child))
+    # Only names and parents are kept: each map is freed when it has been replaced, before the next one is packed.
+    places = [
+        (parent, name)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if type(child) is nn.Linear or isinstance(child, TiedOutput)
+    ]
+    for parent, name in places:
+        child: Linear = getattr(parent, name)
+        on_cpu = child.weight.device.type == "cpu"
+        if int8:
+            if not (on_cpu and can_pack(torch.int8)):
+                raise MeshcapError("int8 weights need an x86 CPU and a torch with int8 kernels: use bfloat16")
+            setattr(parent, name, Int8Linear(child))
+        elif on_cpu and can_pack(child.weight.dtype):
+            setattr(parent, name, PackedLinear(child))
+        del child
     return model.eval()
