@@ -52,7 +52,8 @@ def main() -> None:
     suiting, others = ratios(captioner, shown=True), ratios(captioner, shown=False)
     print(f"{len(suiting)} words that suit, {len(others)} that do not")
     for threshold in np.arange(0.3, 0.85, 0.05):
-        print(f"{threshold:.2f}: {(suiting < threshold).mean():.0%} and {(others < threshold).mean():.0%} get a warning")
+        false, caught = (suiting < threshold).mean(), (others < threshold).mean()
+        print(f"{threshold:.2f}: {false:.0%} and {caught:.0%} get a warning")
 
 
 if __name__ == "__main__":

@@ -97,7 +97,7 @@ def test_strategies_are_passed_on(speaker: Captioner) -> None:
 
 def test_round_trip_through_a_folder(speaker: Captioner, tmp_path: Path) -> None:
     speaker.save_pretrained(tmp_path / "model")
-    again = Captioner.from_pretrained(tmp_path / "model")
+    again = Captioner.from_pretrained(tmp_path / "model", dtype="float32")
     regions = tiny.pictures(3, 5, 4)
     before, after = (c.caption(regions, max_words=8) for c in (speaker, again))
     assert [c.words for c in before] == [c.words for c in after]
@@ -209,12 +209,12 @@ def folder(seeing: Captioner, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_loaded_captioner_is_saved_copied_pickled_and_trained(folder: Path, tmp_path: Path) -> None:
-    captioner, image = Captioner.from_pretrained(folder), draw_scene(8, 64).image
+    captioner, image = Captioner.from_pretrained(folder, dtype="float32"), draw_scene(8, 64).image
     expected = captioner.caption(image, n=3)
     for again in (
         copy.deepcopy(captioner),
         pickle.loads(pickle.dumps(captioner)),
-        Captioner.from_pretrained(saved(captioner, tmp_path)),
+        Captioner.from_pretrained(saved(captioner, tmp_path), dtype="float32"),
     ):
         assert again.caption(image, n=3) == expected
     for name in ("model.safetensors", "vision/vision.json", "vocabulary.json", "config.json"):

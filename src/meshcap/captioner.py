@@ -101,8 +101,8 @@ class Captioner:
         Args:
             name_or_folder: "default", a folder (also one that `meshcap export` wrote), or `owner/name` on the hub.
             device: where to compute; "auto" takes a GPU where there is one.
-            dtype: numbers to compute with; "auto" is bfloat16 on GPUs made for it, else float32; "int8" rounds weights
-                to 8 bits, on a CPU.
+            dtype: numbers that weights are kept in and computed with; "auto" is bfloat16 on GPUs and CPUs made for it,
+                else float32; "int8" rounds weights to 8 bits, on a CPU. Give "float32" to save or train without loss.
             backend: what computes; "auto" goes by the files in the folder.
             threads: CPU threads of an exported model; the backend's own choice unless told.
             hub: keywords of `huggingface_hub.hf_hub_download`, such as `revision` and `token`.
@@ -200,8 +200,11 @@ class Captioner:
             MeshcapError: regions that do not fit the model, unknown words, options that contradict each other.
         """
         options = options_of(options, fields)
-        strategy, rules = self.plan(options)
         self.backend.check(regions)
+        return self._search(regions, options)
+
+    def _search(self, regions: Any, options: CaptionOptions) -> Hypotheses:
+        strategy, rules = self.plan(options)
         # Captions that turn out alike are left out when they are said: then others must be there to take their place.
         kept = 1 if options.n == 1 else strategy.width
         return self.backend.search(regions, strategy, rules, n_best=kept, attention=options.attention)
@@ -272,7 +275,7 @@ class Captioner:
         return [
             caption
             for block in _shown(blocks, len(pictures), progress)
-            for caption in self.describe(self.see([self.read(one) for one in block]), options)
+            for caption in self.say(self._search(self.see([self.read(one) for one in block]), options), options)
         ]
 
     __call__ = caption
@@ -424,7 +427,7 @@ class Captioner:
     def _one(self, picture: Source, options: CaptionOptions) -> Caption:
         pixels = self.read(picture)
         regions = self.see([pixels])
-        (caption,) = self.describe(regions, options)
+        (caption,) = self.say(self._search(regions, options), options)
         boxes = getattr(regions, "boxes", None)
         return replace(caption, picture=pixels, boxes=None if boxes is None else boxes[0].float().cpu())
 
@@ -452,7 +455,7 @@ class Captioner:
                     return
                 done = [(source, job.result()) for source, job in reading.popleft()]
                 pixels = [one for _, one in done if not isinstance(one, MeshcapError)]
-                captions = iter(self.describe(self.see(pixels), options) if pixels else ())
+                captions = iter(self.say(self._search(self.see(pixels), options), options) if pixels else ())
                 for source, one in done:
                     yield source, one if isinstance(one, MeshcapError) else next(captions)
         finally:  # also where the generator is closed, or thrown away, in the middle

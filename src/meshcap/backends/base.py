@@ -19,16 +19,8 @@ class Backend(ABC):
     """`see` and `search` of one captioner. Safe to call from several threads."""
 
     name: ClassVar[str]
-
-    @property
-    @abstractmethod
-    def settings(self) -> Settings:
-        """Of the model: the size of its vocabulary, its longest caption, its special words."""
-
-    @property
-    @abstractmethod
-    def preprocess(self) -> Preprocess | None:
-        """How a picture becomes the square of pixels that `see` reads; None where the captioner reads Regions only."""
+    settings: Settings  # of the model: the size of its vocabulary, its longest caption, its special words
+    preprocess: Preprocess | None  # how a picture becomes the pixels that `see` reads; None: it reads Regions only
 
     @property
     def device(self) -> Any:

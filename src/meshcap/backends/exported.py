@@ -161,7 +161,9 @@ class ExportedBackend(Backend):
     """Runs the two graphs of an exported folder: a subclass says how."""
 
     def __init__(self, facts: Facts):
-        self.facts = facts
+        self.facts = self.settings = facts
+        geometry: Any = facts.geometry
+        self.preprocess = Preprocess(size=facts.size, geometry=geometry, pre_resize=facts.pre_resize)
 
     @abstractmethod
     def run_see(self, pixels: Array) -> State:
@@ -170,15 +172,6 @@ class ExportedBackend(Backend):
     @abstractmethod
     def run_say(self, ids: Array, state: State) -> tuple[Array, State]:
         """ids (B, W) -> log-probabilities (B, W, V), the caller's to change, and what has changed of the state."""
-
-    @property
-    def settings(self) -> Facts:
-        return self.facts
-
-    @property
-    def preprocess(self) -> Preprocess:
-        geometry: Any = self.facts.geometry
-        return Preprocess(size=self.facts.size, geometry=geometry, pre_resize=self.facts.pre_resize)
 
     def see(self, pixels: Sequence[Array]) -> Seen:
         return Seen(self.run_see(np.ascontiguousarray(np.stack(pixels))), len(pixels))

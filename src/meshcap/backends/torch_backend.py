@@ -52,6 +52,8 @@ class TorchBackend(Backend):
         """
         self.model = model.eval()
         self.vision = None if vision is None else vision.eval()
+        self.settings: ModelConfig = model.config
+        self.preprocess: Preprocess | None = None if vision is None else vision.preprocess
         self.int8, self.prepare, self.optimized = int8, prepare, False
         self.graphs = Graphs()
         self._prepared: Prepared | None = None
@@ -77,16 +79,8 @@ class TorchBackend(Backend):
         return cls(model, None if vision is None else vision.to(where), int8=int8, prepare=True)
 
     @property
-    def settings(self) -> ModelConfig:
-        return self.model.config
-
-    @property
-    def preprocess(self) -> Preprocess | None:
-        return None if self.vision is None else self.vision.preprocess
-
-    @property
     def device(self) -> torch.device:
-        return self.model.device
+        return next(self.model.parameters()).device
 
     @property
     def dtype(self) -> torch.dtype:
@@ -115,8 +109,9 @@ class TorchBackend(Backend):
         self, seen: Regions, strategy: Strategy, rules: Rules, *, n_best: int = 1, attention: bool = False
     ) -> Hypotheses:
         model = self.prepared().model
-        regions = seen.to(self.device, self.model.dtype)
-        return decode(model, regions, strategy, rules, n_best=n_best, attention=attention, graphs=self.graphs)
+        return decode(
+            model, self._fitting(seen), strategy, rules, n_best=n_best, attention=attention, graphs=self.graphs
+        )
 
     @torch.no_grad()
     def score(self, seen: Regions, ids: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -124,9 +119,16 @@ class TorchBackend(Backend):
         longest = max(map(len, ids))
         words = torch.tensor([[*one, *[config.pad] * (longest - len(one))] for one in ids], device=self.device)
         before = torch.cat((torch.full_like(words[:, :1], config.bos), words[:, :-1]), -1)
-        log_probs = self.prepared().model(seen.to(self.device, self.model.dtype), before[None])[0]  # (S, T, V)
+        log_probs = self.prepared().model(self._fitting(seen), before[None])[0]  # (S, T, V)
         found = log_probs.float().gather(-1, words[..., None])[..., 0].tolist()
         return [row[: len(one)] for row, one in zip(found, ids, strict=True)]
+
+    def _fitting(self, regions: Regions) -> Regions:
+        """On the model's device, in its numbers."""
+        weight, features = next(self.model.parameters()), regions.features
+        if features.device == weight.device and features.dtype == weight.dtype:
+            return regions
+        return regions.to(weight.device, weight.dtype)
 
     def prepared(self) -> Prepared:
         """What inference runs: on a CPU a copy, made when it is first needed and again when weights have changed."""
