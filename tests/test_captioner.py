@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import tiny
+import tiny_captioner
 from meshcap import Captioner, MeshcapError, Regions
 from meshcap.captioner import UNSUITED
 from meshcap.data.scenes import draw_scene
@@ -430,3 +431,12 @@ def test_pushing_to_the_hub(seeing: Captioner, monkeypatch: pytest.MonkeyPatch) 
     assert calls == [
         ("token", "t"), ("me/captioner", {"private": True, "exist_ok": True}), ("me/captioner", files),
     ]  # fmt: skip
+
+
+def test_weights_that_are_finite_and_too_large_give_no_caption() -> None:
+    captioner = tiny_captioner.build()
+    with torch.no_grad():
+        for weight in captioner.model.parameters():
+            weight.fill_(1e38)
+    with pytest.raises(MeshcapError, match="computes no numbers"):
+        captioner.caption(np.zeros((50, 50, 3), np.uint8))

@@ -31,7 +31,7 @@ from meshcap.backends.base import Backend
 from meshcap.backends.exported import backend_of
 from meshcap.caption import Caption
 from meshcap.decoding.records import Hypotheses
-from meshcap.errors import MeshcapError
+from meshcap.errors import FailedError, MeshcapError
 from meshcap.folders import CALIBRATION, DEFAULT, VOCABULARY, Bits, find_file, find_optional, folder_of
 from meshcap.options import CaptionFields, CaptionOptions, Plan, ids_of_phrase, plan
 from meshcap.text import Vocabulary
@@ -464,6 +464,8 @@ class Captioner:
     def _caption(self, found: Hypotheses, picture: int, options: CaptionOptions) -> Caption:
         """The best caption of a picture, its alternatives with it."""
         scores, captions, words = found.scores[picture].tolist(), list[Caption](), set[tuple[str, ...]]()
+        if scores[0] != scores[0]:  # NaN: of weights that are finite and too large, or of a damaged exported graph
+            raise FailedError("the model computes no numbers (NaN) for a picture: its weights are damaged")
         for rank, score in enumerate(scores):
             if rank and score == float("-inf"):  # the search found fewer
                 continue

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from meshcap.errors import MeshcapError
+from meshcap.files import why_not_json
 
 Bits = Literal[4, 6, 8, 16, 32]  # of a weight in a file: see `meshcap.weights`
 
@@ -114,8 +115,8 @@ def read_config(path: Path) -> dict[str, Any]:
     """
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise MeshcapError(f"{path} is not readable JSON ({error}): expected the settings of a model") from error
+    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits
+        raise MeshcapError(f"{path} is not readable JSON ({why_not_json(error)}): expected settings") from error
     if not isinstance(settings, dict):
         raise MeshcapError(f"{path} holds a {type(settings).__name__}, expected an object with the settings of a model")
     return settings

@@ -25,10 +25,10 @@ Rounded to 6 or 4 bits, each group of 64 numbers of a row has a step and a lowes
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -41,11 +41,14 @@ from meshcap.files import write_file
 from meshcap.folders import Bits
 
 Shape = tuple[int, ...]
+Module = TypeVar("Module", bound=nn.Module)
 
 SCALE = ".scale"
 STEP, LOW = ".step", ".low"
 PACKED = {6: ".q6", 4: ".q4"}
 GROUP = 64  # numbers of a row that share a step, in 6 and 4 bits
+LONGEST = 4096  # words of a caption
+LEAST_ROOM = 65_536  # any setting may be as large, whatever the weights
 LEAST_ROW, LEAST = 32, 8192  # numbers of a row and of a matrix that are worth 8 bits
 
 
@@ -89,8 +92,75 @@ def load_weights(module: nn.Module, path: Path) -> None:
         MeshcapError: no readable file, other names or shapes, numbers that are not finite.
     """
     expected = module.state_dict()
+    parts = _expect_shapes(expected, path, _shapes(path))
+    for name, tensor in expected.items():
+        with _opened(path) as file:
+            stored_as = {one: file.get_tensor(one) for one in parts[name]}
+            restorable(stored_as, owner=str(path))
+            for one, numbers in stored_as.items():
+                if numbers.is_floating_point() and not bool(torch.isfinite(numbers).all()):
+                    raise MeshcapError(f"{path} has {one} with NaN or infinite numbers: the file is damaged")
+            restore(tensor, stored_as, name)
+
+
+def build_for(
+    make: Callable[[], Module], settings: Mapping[str, Any], path: Path, *, dtype: torch.dtype = torch.float32
+) -> Module:
+    """`make()`, whose weights are about to be read from `path`; settings that do not fit the file are refused before
+    anything of their sizes is allocated.
+
+    Args:
+        settings: what `make` builds from, as its JSON says.
+
+    Raises:
+        MeshcapError: sizes far above those in the file, other names or shapes, or settings that make no module.
+    """
+    shapes = _shapes(path)
+    widest = max((size for shape in shapes.values() for size in shape), default=0)
+    for name, value in _numbers_of(settings):
+        most = len(shapes) if "layers" in name else LONGEST if name == "max_length" else max(LEAST_ROOM, 2 * widest)
+        if value > most:
+            shown = f"{value:,}" if value < 10**15 else "a number of more than 15 digits"
+            what = f"{name} is {shown}, expected at most {most:,}"
+            raise MeshcapError(f"{path} does not fit the settings beside it: {what}")
+    try:
+        with SkipInit():
+            with torch.device("meta"):  # names and shapes alone
+                expected = make().state_dict()
+            _expect_shapes(expected, path, shapes)
+            return make().to(dtype)  # before there are weights: they never exist in other numbers
+    except MeshcapError:
+        raise
+    except (RuntimeError, TypeError, ValueError, OverflowError, MemoryError, ZeroDivisionError) as error:
+        reason = str(error).strip().partition("\n")[0][:200] or type(error).__name__
+        raise MeshcapError(f"the settings beside {path} make no model ({reason})") from error
+
+
+def _numbers_of(settings: Any, name: str = "") -> Iterator[tuple[str, int]]:
+    """All whole numbers, and how long lists are, with the setting that they belong to."""
+    waiting = [(name, settings)]
+    while waiting:
+        name, value = waiting.pop()
+        if isinstance(value, Mapping):
+            waiting += [(str(key), one) for key, one in value.items()]
+        elif isinstance(value, list | tuple):
+            yield name, len(value)
+            waiting += [(name, one) for one in value]
+        elif isinstance(value, int) and not isinstance(value, bool):
+            yield name, value
+
+
+def _shapes(path: Path) -> dict[str, Shape]:
     with _opened(path) as file:
-        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - not a dict
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - not a dict
+
+
+def _expect_shapes(expected: Mapping[str, Tensor], path: Path, shapes: Mapping[str, Shape]) -> dict[str, list[str]]:
+    """The tensors of a file that make each weight.
+
+    Raises:
+        MeshcapError: other names or shapes.
+    """
     parts: dict[str, list[str]] = {}
     for name in shapes:
         parts.setdefault(_owner(name, shapes), []).append(name)
@@ -103,14 +173,7 @@ def load_weights(module: nn.Module, path: Path) -> None:
     for name in parts:
         if name not in expected:
             raise MeshcapError(f"{path} has {name}, which the settings beside it do not call for")
-    for name, tensor in expected.items():
-        with _opened(path) as file:
-            stored_as = {one: file.get_tensor(one) for one in parts[name]}
-            restorable(stored_as, owner=str(path))
-            for one, numbers in stored_as.items():
-                if numbers.is_floating_point() and not bool(torch.isfinite(numbers).all()):
-                    raise MeshcapError(f"{path} has {one} with NaN or infinite numbers: the file is damaged")
-            restore(tensor, stored_as, name)
+    return parts
 
 
 def _owner(name: str, among: Collection[str]) -> str:

@@ -26,7 +26,8 @@ from meshcap.models import (
     load_model,
     register,
 )
-from meshcap.models.base import CaptionModel, SkipInit
+from meshcap.models.base import CaptionModel
+from meshcap.weights import SkipInit
 
 
 @pytest.mark.parametrize(
@@ -370,3 +371,43 @@ def test_tiny_models_are_read_without_touching_the_dice(tmp_path: Path) -> None:
     before = torch.random.get_rng_state()
     load_model(tmp_path)
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+HOSTILE = {
+    "many layers": {"encoder_layers": 10**6},
+    "wide": {"d_model": 10**9},
+    "wide in small steps": {"d_model": 60_000, "d_ff": 60_000},
+    "long captions": {"max_length": 10**7},
+    "many words": {"vocab_size": 10**12},
+    "many digits": {"d_ff": 10**4000},
+}
+
+
+@pytest.mark.parametrize("settings", HOSTILE.values(), ids=HOSTILE)
+def test_sizes_are_checked_against_the_file_before_anything_is_allocated(
+    settings: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny.build("m2").save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+    sizes: list[int] = []
+    empty = torch.empty
+
+    def counted(*size: object, **options: object) -> torch.Tensor:
+        made = empty(*size, **options)
+        sizes.append(made.numel() if made.device.type != "meta" else 0)
+        return made
+
+    monkeypatch.setattr(torch, "empty", counted)
+    with pytest.raises(MeshcapError) as caught:
+        load_model(tmp_path)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
+    assert not any(sizes)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"d_model": ' + "9" * 5000 + "}", '{"a":' * 100_000])
+def test_settings_that_json_cannot_read_are_one_line(text: str, tmp_path: Path) -> None:
+    tiny.build("m2").save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(MeshcapError, match=r"config\.json is not readable JSON"):
+        load_model(tmp_path)

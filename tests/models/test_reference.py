@@ -243,3 +243,31 @@ def test_odd_names(state, read) -> None:
     for name in ("decoder.layers.x.weight", "encoder.layers.", "decoder.layers.99999999999.pwff.fc1.weight"):
         refused(lambda name=name: read({"state_dict": {**state, name: torch.zeros(2)}}))
     refused(lambda: read({"state_dict": {**state, 7: torch.zeros(2)}}))
+
+
+def hostile_tensors() -> dict[str, torch.Tensor]:
+    return {
+        "expanded": torch.zeros(1).expand(500_000_000),
+        "sparse": torch.sparse_coo_tensor(torch.tensor([[0], [0]]), torch.ones(1), (1_000_000, 1_000_000)),
+        "meta": torch.empty(1_000_000, 1_000_000, device="meta"),
+        "quantised": torch.quantize_per_tensor(torch.zeros(4), 0.1, 0, torch.qint8),
+        "complex": torch.zeros(4, dtype=torch.complex64),
+    }
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["expanded", "sparse", "meta", "quantised", "complex"])
+def test_tensors_that_are_not_plain_numbers_are_refused(kind: str, tmp_path: Path) -> None:
+    state = torch.load(SMALL, weights_only=True)["state_dict"]
+    state["encoder.fc.weight"] = hostile_tensors()[kind]
+    torch.save({"state_dict": state}, tmp_path / "hostile.pth")
+    with pytest.raises(MeshcapError, match=r"expected numbers|in a file of|is refused"):
+        read_reference(tmp_path / "hostile.pth")
+
+
+def test_a_compressed_archive_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
+    with zipfile.ZipFile(SMALL) as given, zipfile.ZipFile(tmp_path / "bomb.pth", "w", zipfile.ZIP_DEFLATED) as out:
+        for one in given.infolist():
+            out.writestr(one.filename, given.read(one))
+    with pytest.raises(MeshcapError, match="a compressed archive"):
+        read_reference(tmp_path / "bomb.pth")

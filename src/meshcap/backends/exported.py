@@ -119,8 +119,8 @@ class Facts:
             raise MeshcapError(f"{folder} {what} {FACTS}: expected a folder that `meshcap export` wrote")
         try:
             told = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise MeshcapError(f"{path} is not readable JSON ({error}): export the model again") from error
+        except (OSError, ValueError, RecursionError) as error:
+            raise MeshcapError(f"{path} is not readable JSON ({first_line(error)}): export the model again") from error
         return cls.from_dict(told, str(path))
 
     @classmethod

@@ -21,7 +21,7 @@ from meshcap.files import write_text
 from meshcap.folders import CONFIG, WEIGHTS, Bits, find_file, read_config
 from meshcap.models.packed import Int8Linear, PackedLinear
 from meshcap.regions import Regions
-from meshcap.weights import SkipInit, load_weights, save_weights, stored
+from meshcap.weights import build_for, load_weights, save_weights, stored
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,7 +232,7 @@ class CaptionModel(
                 f"{model_id} holds a model {name!r}, and {cls.__name__} reads {cls.name!r}: use meshcap.load_model"
             )
         config = cls.config_class.from_dict(settings)
-        with SkipInit():
-            model = cls(config).to(dtype)  # before there are weights: they never exist in other numbers
-        load_weights(model, find_file(model_id, WEIGHTS, **hub))
+        weights = find_file(model_id, WEIGHTS, **hub)
+        model = build_for(lambda: cls(config), settings, weights, dtype=dtype)
+        load_weights(model, weights)
         return model.eval()

@@ -8,6 +8,7 @@ training; that implementation uses 50 (see `M2Config.attend_padding`).
 from __future__ import annotations
 
 import re
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,7 @@ def read_reference(path: str | Path, *, regions: int = 50, d_head: int | None = 
 def read_state_dict(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise MeshcapError(f"{path} is not a file: expected a checkpoint of the public M² implementation (.pth)")
+    _expect_plain_zip(path)
     try:
         with torch.serialization.safe_globals(NUMPY):  # type: ignore[arg-type]
             content: Any = torch.load(path, map_location="cpu", weights_only=True)
@@ -82,7 +84,27 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
         or not all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in state.items())
     ):
         raise MeshcapError(f"{path} holds no 'state_dict' of tensors: expected a checkpoint of the public M²")
+    total = 0
+    for name, tensor in state.items():
+        plain = tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
+        if not plain or tensor.is_complex():
+            raise MeshcapError(f"{path} holds {name} as a sparse, quantised, complex or empty tensor, expected numbers")
+        total += tensor.numel() * tensor.element_size()
+    if total > 2 * path.stat().st_size:  # views that repeat the same few numbers
+        raise MeshcapError(f"{path} holds tensors of {total:,} bytes in a file of {path.stat().st_size:,}: damaged?")
     return {name: tensor for name, tensor in state.items() if not IGNORED.match(name)}
+
+
+def _expect_plain_zip(path: Path) -> None:
+    """torch writes archives without compression; one with it may unpack to any size."""
+    if zipfile.is_zipfile(path):
+        try:
+            with zipfile.ZipFile(path) as archive:
+                packed = any(one.compress_type != zipfile.ZIP_STORED for one in archive.infolist())
+        except (OSError, zipfile.BadZipFile, NotImplementedError, ValueError) as error:
+            raise MeshcapError(f"{path} cannot be read: {error}") from error
+        if packed:
+            raise MeshcapError(f"{path} is a compressed archive, expected a checkpoint as torch.save writes it")
 
 
 def infer_config(given: dict[str, Tensor], *, regions: int, d_head: int | None) -> M2Config:

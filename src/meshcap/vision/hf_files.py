@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from meshcap.errors import MeshcapError
+from meshcap.files import why_not_json
 from meshcap.vision.preprocess import Geometry, Preprocess, preprocess_of
 
 CONFIG = "config.json"
@@ -60,8 +61,8 @@ def read_json(path: Path) -> dict[str, Any]:
         raise MeshcapError(f"{path.parent} has no {path.name}: expected a model as save_pretrained writes it")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise MeshcapError(f"{path} is not readable JSON ({error})") from error
+    except (ValueError, RecursionError) as error:
+        raise MeshcapError(f"{path} is not readable JSON ({why_not_json(error)})") from error
     if not isinstance(content, dict):
         raise MeshcapError(f"{path} holds a {type(content).__name__}, expected an object with settings")
     return content

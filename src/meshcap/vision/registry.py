@@ -27,7 +27,7 @@ from meshcap.folders import (
 from meshcap.vision.backbone import Patches, SmallCNN, Vision
 from meshcap.vision.efficientnet import VARIANTS, EfficientNetLite, load_imagenet
 from meshcap.vision.vit import ViT
-from meshcap.weights import SkipInit, load_weights, save_weights, stored
+from meshcap.weights import build_for, load_weights, save_weights, stored
 
 VISIONS: dict[str, type[Vision]] = {kind.name: kind for kind in (EfficientNetLite, Patches, SmallCNN, ViT)}
 
@@ -105,10 +105,16 @@ def load_vision(name_or_folder: str | Path, *, dtype: torch.dtype = torch.float3
     if own_way is not None:
         return own_way(fetch_folder(name_or_folder, VISION_FOLDER, **hub), settings).to(dtype).eval()
     _expect_settings(kind, str(path), settings)
-    with SkipInit():
-        vision = kind(**settings).to(dtype)  # before there are weights: they never exist in other numbers
-    if vision.state_dict():
-        load_weights(vision, find_file(name_or_folder, f"{VISION_FOLDER}/{WEIGHTS}", **hub))
+    weights = find_optional(name_or_folder, f"{VISION_FOLDER}/{WEIGHTS}", **hub)
+    if weights is None:
+        with torch.device("meta"):
+            needs_weights = bool(kind(**settings).state_dict())
+        if needs_weights:
+            find_file(name_or_folder, f"{VISION_FOLDER}/{WEIGHTS}", **hub)  # says that there is none
+        vision = kind(**settings).to(dtype)
+    else:
+        vision = build_for(lambda: kind(**settings), settings, weights, dtype=dtype)
+        load_weights(vision, weights)
     return vision.eval()
 
 
