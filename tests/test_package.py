@@ -134,8 +134,8 @@ def test_import_log_shows_torch_where_it_is_used(tmp_path: Path) -> None:
 def test_public_names_resolve(name: str) -> None:
     assert name in dir(meshcap)
     value = getattr(meshcap, name)
-    if name in meshcap._HOMES:
-        assert value is getattr(importlib.import_module(meshcap._HOMES[name]), name)
+    if name in meshcap._MODULES:
+        assert value is getattr(importlib.import_module(meshcap._MODULES[name]), name)
 
 
 def test_unknown_name_is_an_attribute_error() -> None:
@@ -147,7 +147,7 @@ def test_type_checkers_see_the_names_that_run_time_gives() -> None:
     tree = ast.parse((SOURCE / "__init__.py").read_text(encoding="utf-8"))
     (block,) = (node for node in tree.body if isinstance(node, ast.If))
     seen = {alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
-    assert seen == meshcap._HOMES
+    assert seen == meshcap._MODULES
 
 
 def test_version_has_one_source() -> None:
