@@ -24,7 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "kernels": set(),
     "files": {"errors"},
-    "folders": {"errors"},
+    "folders": {"errors", "files"},
     "weights": BASE,
     "regions": {"errors"},
     "machine": {"errors"},
