@@ -31,8 +31,8 @@ def captioner(geometry: str = "squash") -> Captioner:
 
 
 def app(given: Captioner, *, fetcher: Fetcher | None = None, keys: Sequence[str] = (), origins: Sequence[str] = (),
-        **limits: Any) -> FastAPI:  # fmt: skip
-    return create_app(service(given, fetcher=fetcher, **limits), keys=keys, origins=origins)
+        hosts: Sequence[str] = (), **limits: Any) -> FastAPI:  # fmt: skip
+    return create_app(service(given, fetcher=fetcher, **limits), keys=keys, origins=origins, hosts=hosts)
 
 
 def service(given: Captioner, *, fetcher: Fetcher | None = None, **limits: Any) -> Service:
@@ -41,10 +41,10 @@ def service(given: Captioner, *, fetcher: Fetcher | None = None, **limits: Any) 
 
 
 @contextmanager
-def listening(given: Captioner, **settings: Any) -> Iterator[int]:
+def listening(given: Captioner, *, http: Any = "auto", **settings: Any) -> Iterator[int]:
     """The port of a server in a thread of this process."""
     at = listen("127.0.0.1", 0)
-    server = uvicorn.Server(uvicorn.Config(app(given, **settings), log_level="warning"))
+    server = uvicorn.Server(uvicorn.Config(app(given, **settings), log_level="warning", http=http))
     thread = threading.Thread(target=lambda: server.run(sockets=[at]), daemon=True)
     thread.start()
     try:

@@ -221,3 +221,9 @@ def test_the_real_resolver_and_connection(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(socket, "create_connection", lambda *given: asked.append(given))
     fetch.connect(PUBLIC, 80, 2.0)
     assert asked == [((PUBLIC, 80), 2.0)]
+
+
+@pytest.mark.parametrize("address", ["192.0.0.1", "192.0.0.170", "192.88.99.1", "198.18.0.1", "100.64.0.1"])
+def test_addresses_for_special_purposes_are_not_public(address: str) -> None:
+    assert not is_public(ipaddress.ip_address(address))
+    assert not is_public(ipaddress.ip_address(f"::ffff:{address}"))

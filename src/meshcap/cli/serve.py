@@ -31,6 +31,13 @@ def serve(
         Path | None, typer.Option(help=f"File of keys, one a line; or {KEYS}, with spaces between.")
     ] = None,
     cors: Annotated[list[str] | None, typer.Option(help="Another site whose pages may send requests.")] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Another name that this server is reached as, behind a proxy say; '*': any.",
+            show_default="on this machine alone, its own names; else any",
+        ),
+    ] = None,
     allow_urls: Annotated[bool, typer.Option("--allow-urls", help="Fetch pictures from public web addresses.")] = False,
     log: Annotated[bool, typer.Option("--log", help="Write a line for each request.")] = False,
     device: options.Device = "auto",
@@ -77,12 +84,25 @@ def serve(
     shown, number = at.getsockname()[:2]
     address = f"[{shown}]" if ":" in shown else shown
     run(
-        create_app(service, keys=keys, origins=cors or []),
+        create_app(service, keys=keys, origins=cors or [], hosts=host_names(host, allow_host or [])),
         at,
         seconds=max_seconds,
         log=log,
         ready=lambda: typer.echo(f"{name} listens at http://{address}:{number}/ (Ctrl-C stops it)"),
     )
+
+
+def host_names(host: str, more: list[str]) -> list[str]:
+    """The names that requests may be sent to; none: any.
+
+    On this machine alone, a page of another site could let its own name lead here and read the answers.
+    """
+    from meshcap.serving.app import is_loopback
+
+    if "*" in more or not (more or is_loopback(host)):
+        return []
+    own = ["127.0.0.1", "localhost", "[::1]"] if is_loopback(host) else []
+    return [*own, f"[{host}]" if ":" in host else host, *more]
 
 
 def read_keys(path: Path | None) -> list[str]:

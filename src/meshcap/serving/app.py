@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import logging
 import signal
 import socket
 import time
@@ -17,6 +18,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from pydantic import BaseModel
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -24,15 +26,20 @@ from starlette.requests import ClientDisconnect
 import meshcap
 from meshcap.errors import FailedError, MeshcapError
 from meshcap.serving import metrics
+from meshcap.serving.connections import KEEP_ALIVE, MOST_HEADER, protocol_class
 from meshcap.serving.limits import RefusalError, Reservation
 from meshcap.serving.schemas import (
+    AliveResponse,
     CaptionRequest,
     CaptionResponse,
     ErrorResponse,
+    LimitsOut,
     OptionsModel,
-    error_dict,
+    ReadyResponse,
+    VersionResponse,
+    error_out,
+    picture_out,
     read_request,
-    result_dict,
 )
 from meshcap.serving.service import Service
 
@@ -56,17 +63,22 @@ PUBLIC = (*PAGE, "/health", "/ready", "/openapi.json")  # no key needed
 COUNTED_PATHS = (*PUBLIC, "/version", "/metrics", "/v1/caption")
 REFUSALS = {
     400: "cannot be parsed", 401: "a key is missing", 403: "from another site", 408: "too slow to arrive",
-    413: "too much", 415: "another content type", 422: "a broken picture, an unknown word or option",
+    405: "another method", 413: "too much", 415: "another content type",
+    422: "a broken picture, an unknown word or option", 500: "the server failed",
     503: "busy: see Retry-After", 504: "took too long",
 }  # fmt: skip
 
 
-def create_app(service: Service, *, keys: Sequence[str] = (), origins: Sequence[str] = ()) -> FastAPI:
+def create_app(
+    service: Service, *, keys: Sequence[str] = (), origins: Sequence[str] = (), hosts: Sequence[str] = ()
+) -> FastAPI:
     """The application around a service, which it starts and closes.
 
     Args:
         keys: where any are given, requests must carry one: `Authorization: Bearer KEY` or `X-API-Key: KEY`.
         origins: other sites whose pages may send requests; none by default.
+        hosts: names that requests may be sent to, without a port; any by default. A name of another site that leads to
+            this machine is refused: pages of that site could else read the answers.
     """
 
     @asynccontextmanager
@@ -82,8 +94,11 @@ def create_app(service: Service, *, keys: Sequence[str] = (), origins: Sequence[
         lifespan=lifespan,
         docs_url=None,  # these pages load scripts from another host
         redoc_url=None,
+        responses={
+            status: {"model": ErrorResponse, "description": REFUSALS[status]} for status in (401, 403, 405)
+        },
     )
-    app.add_middleware(Middleware, service=service, keys=keys, origins=origins)
+    app.add_middleware(Middleware, service=service, keys=keys, origins=origins, hosts=hosts)
     if origins:
         app.add_middleware(
             CORSMiddleware,
@@ -102,18 +117,23 @@ def create_app(service: Service, *, keys: Sequence[str] = (), origins: Sequence[
     for path, (name, kind) in PAGE.items():
         app.add_api_route(path, _page(name, kind), methods=["GET"], include_in_schema=False)
 
-    @app.get("/health", summary="Alive", tags=["state"])
+    alive_answers = {503: {"model": AliveResponse, "description": "captions no longer come: restart it"}}
+
+    @app.get("/health", summary="Alive", tags=["state"], response_model=AliveResponse, responses=alive_answers)
     async def health() -> Any:
-        alive = service.batcher.thread.is_alive()
-        return JSONResponse({"alive": alive}, 200 if alive else 503)
+        alive = service.alive
+        return model_response(AliveResponse(alive=alive), 200 if alive else 503)
 
-    @app.get("/ready", summary="Ready for more pictures", tags=["state"])
+    ready_answers = {503: {"model": ReadyResponse, "description": "busy"}}
+
+    @app.get("/ready", summary="Ready", tags=["state"], response_model=ReadyResponse, responses=ready_answers)
     async def ready() -> Any:
-        return JSONResponse({"ready": service.ready}, 200 if service.ready else 503)
+        ready = service.ready
+        return model_response(ReadyResponse(ready=ready), 200 if ready else 503)
 
-    @app.get("/version", summary="Versions, model and limits", tags=["state"])
+    @app.get("/version", summary="Versions, model and limits", tags=["state"], response_model=VersionResponse)
     async def version() -> Any:
-        return server_info(service)
+        return model_response(server_info(service))
 
     @app.get("/metrics", summary="Counts for Prometheus", tags=["state"], response_class=PlainTextResponse)
     async def counts() -> Any:
@@ -132,14 +152,14 @@ def create_app(service: Service, *, keys: Sequence[str] = (), origins: Sequence[
         with Reservation(service.capacity, until=start + service.limits.seconds) as reservation:
             given, options = await read_request(request, service.limits, reservation)
             found = await service.caption(given, service.options(options), reservation)
-        results = [result_dict(one) for one in found]
+        results = [picture_out(one) for one in found]
         seconds = time.monotonic() - start
         service.metrics.seconds.observe(seconds)
         answer = {"model": service.name, "results": results, "seconds": round(seconds, 4)}
-        errors = [one["error"] for one in results if "error" in one]
+        errors = [one.error for one in results if one.error is not None]
         if len(errors) == len(results):  # no caption at all: the first error is the request's
-            return JSONResponse(answer | {"error": errors[0]}, errors[0]["status"])
-        return JSONResponse(answer)
+            return model_response(ErrorResponse(error=errors[0], **answer), errors[0].status)
+        return model_response(CaptionResponse(**answer))
 
     return app
 
@@ -147,8 +167,9 @@ def create_app(service: Service, *, keys: Sequence[str] = (), origins: Sequence[
 class Middleware:
     """Around every request: keys, other sites, headers, and a count of what was answered."""
 
-    def __init__(self, app: Any, service: Service, keys: Sequence[str], origins: Sequence[str]):
+    def __init__(self, app: Any, service: Service, keys: Sequence[str], origins: Sequence[str], hosts: Sequence[str]):
         self.app, self.service, self.origins = app, service, set(origins)
+        self.hosts = {host.lower() for host in hosts}
         self.keys = [_digest(key) for key in keys]
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -167,12 +188,20 @@ class Middleware:
         await (self._refusal(Request(scope)) or self.app)(scope, receive, send_with_headers)
 
     def _refusal(self, request: Request) -> Response | None:
-        site, origin = request.headers.get("sec-fetch-site", ""), request.headers.get("origin", "")
-        if request.method == "POST" and site in ("cross-site", "same-site") and not {origin, "*"} & self.origins:
+        headers = request.headers
+        host = headers.get("host", "")
+        if self.hosts and _host_name(host) not in self.hosts:
+            names = ", ".join(sorted(self.hosts))
+            return error_response(RefusalError(403, f"this server is reached as {names}: see --allow-host"))
+        site, origin = headers.get("sec-fetch-site", ""), headers.get("origin", "")
+        # Browsers that send no Sec-Fetch-Site send Origin; programs send neither.
+        foreign = site in ("cross-site", "same-site") if site else bool(origin) and origin.partition("://")[2] != host
+        if request.method == "POST" and foreign and not {origin, "*"} & self.origins:
             # Without this, any page that a person opens could let a server on their own machine work for it. Another
             # port of the same machine is the same site, and not the same server.
             return error_response(RefusalError(403, "requests from pages of other sites are not allowed here"))
-        if self.keys and request.url.path not in PUBLIC and not self._has_key(request):
+        # The path of the scope, not of the URL, which is made of the Host header as well.
+        if self.keys and request.scope["path"] not in PUBLIC and not self._has_key(request):
             answer = error_response(RefusalError(401, "an API key is needed: send it as 'Authorization: Bearer KEY'"))
             answer.headers["WWW-Authenticate"] = "Bearer"
             return answer
@@ -185,35 +214,50 @@ class Middleware:
         return sum(hmac.compare_digest(_digest(given), key) for key in self.keys) > 0
 
 
-def server_info(service: Service) -> dict[str, Any]:
+def _host_name(host: str) -> str:
+    """Of a Host header, without its port: example.org:8000, [::1]:8000."""
+    return (host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]).lower()
+
+
+def model_response(answer: BaseModel, status: int = 200, headers: dict[str, str] | None = None) -> JSONResponse:
+    """What the schema declares and nothing else; what is not there is left out."""
+    return JSONResponse(answer.model_dump(exclude_none=True), status, headers)
+
+
+def server_info(service: Service) -> VersionResponse:
     """Versions, model and limits."""
     captioner, limits = service.captioner, service.limits
-    return {
-        "meshcap": meshcap.__version__,
-        "model": service.name,
-        "architecture": captioner.model.name if captioner.backend.name == "torch" else captioner.backend.name,
-        "words": len(captioner.vocabulary),
-        "device": str(captioner.device),
-        "dtype": str(captioner.dtype).removeprefix("torch."),
-        "limits": {
-            "bytes": limits.bytes, "pixels": limits.pixels, "pictures": limits.pictures, "seconds": limits.seconds,
-            "max_words": captioner.backend.settings.max_length - 1,
-        },
-        "urls": service.fetcher is not None,
-    }  # fmt: skip
+    return VersionResponse(
+        meshcap=meshcap.__version__,
+        model=service.name,
+        architecture=captioner.model.name if captioner.backend.name == "torch" else captioner.backend.name,
+        words=len(captioner.vocabulary),
+        device=str(captioner.device),
+        dtype=str(captioner.dtype).removeprefix("torch."),
+        limits=LimitsOut(
+            bytes=limits.bytes,
+            pixels=limits.pixels,
+            pictures=limits.pictures,
+            seconds=limits.seconds,
+            max_words=captioner.backend.settings.max_length - 1,
+        ),
+        urls=service.fetcher is not None,
+    )
 
 
 def error_response(error: MeshcapError) -> JSONResponse:
-    answer = error_dict(error)
+    answer = ErrorResponse(error=error_out(error))
     headers = {}
     if isinstance(error, RefusalError) and error.retry_after is not None:
         headers["Retry-After"] = str(error.retry_after)
-    return JSONResponse(answer, answer["error"]["status"], headers)
+    return model_response(answer, answer.error.status, headers)
 
 
 def _unknown(request: Request, error: HTTPException) -> JSONResponse:
     message = {404: "there is nothing at this address", 405: "this address does not take that method"}
-    return error_response(RefusalError(error.status_code, message.get(error.status_code, str(error.detail))))
+    answer = error_response(RefusalError(error.status_code, message.get(error.status_code, str(error.detail))))
+    answer.headers.update(error.headers or {})  # Allow, of 405
+    return answer
 
 
 def _digest(key: str) -> bytes:
@@ -302,6 +346,14 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+FLOODS = ("Invalid HTTP request received.", "Unsupported upgrade request.", "No supported WebSocket library")
+
+
+def _no_flood(record: logging.LogRecord) -> bool:
+    """Lines that any client can cause as often as it likes are not written; `/metrics` counts requests."""
+    return not record.getMessage().startswith(FLOODS)
+
+
 def run(app: Any, at: socket.socket, *, seconds: float, log: bool, ready: Callable[[], None]) -> None:
     """Serve until SIGTERM or SIGINT, then finish what was taken.
 
@@ -314,9 +366,13 @@ def run(app: Any, at: socket.socket, *, seconds: float, log: bool, ready: Callab
         log_level="info" if log else "warning",
         access_log=log,
         server_header=False,
+        http=protocol_class(),
+        ws="none",
         timeout_graceful_shutdown=int(seconds) + LINGER,
-        timeout_keep_alive=30,
+        timeout_keep_alive=KEEP_ALIVE,
+        h11_max_incomplete_event_size=MOST_HEADER,
     )
+    logging.getLogger("uvicorn.error").addFilter(_no_flood)
     server = Server(config, ready)
     server.run(sockets=[at])
     if not server.started:

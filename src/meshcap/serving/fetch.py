@@ -26,6 +26,8 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 PORTS = {"http": 80, "https": 443}
 REDIRECTS = 3
 CHUNK = 65536
+# For special purposes (RFC 6890, 7526), whatever this Python's tables say: they differ between its releases.
+SPECIAL = tuple(map(ipaddress.ip_network, ("192.0.0.0/24", "192.88.99.0/24", "198.18.0.0/15", "100.64.0.0/10")))
 NAT64 = ipaddress.ip_network("64:ff9b::/96")  # an IPv4 address in its last 32 bits
 
 
@@ -39,6 +41,8 @@ def is_public(address: Address) -> bool:
             return False
         if any(inner):
             return True
+    if any(address.version == network.version and address in network for network in SPECIAL):
+        return False
     return address.is_global and not (
         address.is_private
         or address.is_loopback

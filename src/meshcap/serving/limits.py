@@ -35,9 +35,10 @@ class Limits:
     batch: int = 32  # pictures captioned together
     wait: float = 0.005  # seconds that the first of a batch waits for others
     hypotheses: int = 160  # of one picture, where many words are required
+    decode_seconds: float = 10.0  # of one picture; after that its decoder is killed
 
     def __post_init__(self) -> None:
-        for name in ("bytes", "pixels", "pictures", "seconds", "queue", "batch", "hypotheses"):
+        for name in ("bytes", "pixels", "pictures", "seconds", "queue", "batch", "hypotheses", "decode_seconds"):
             if getattr(self, name) <= 0:
                 raise MeshcapError(f"{name} is {getattr(self, name)}, expected more than 0")
         if not 0 <= self.wait <= 1:
@@ -75,7 +76,7 @@ class Capacity:
 
 @dataclass
 class Reservation:
-    """What one request holds: one picture from the start, more once they are counted; all given back at the end."""
+    """What one request holds: bytes as they come, pictures once they are here; all given back at the end."""
 
     capacity: Capacity
     until: float = math.inf  # when its time is over, by the monotonic clock
@@ -88,7 +89,11 @@ class Reservation:
         return None if self.until == math.inf else max(0.0, self.until - time.monotonic())
 
     def __enter__(self) -> Self:
-        self.reserve_pictures(1)
+        """Refuse at once where there is no room. A place is taken only when the picture is here: clients that are slow
+        to send theirs keep nobody out.
+        """
+        if self.capacity.pictures >= self.capacity.limits.queue:
+            raise self.capacity.full()
         return self
 
     def reserve_pictures(self, pictures: int) -> None:

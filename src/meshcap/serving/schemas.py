@@ -16,11 +16,12 @@ from typing import Any, Literal
 import numpy as np
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from meshcap.caption import Caption
-from meshcap.errors import FailedError, MeshcapError
+from meshcap.errors import FailedError, MeshcapError, TooLargeError
 from meshcap.explain.heatmap import as_grid
 from meshcap.options import HELP, NAMES, REAL, STRATEGIES, WHOLE, CaptionOptions
 from meshcap.serving.limits import Limits, RefusalError, Reservation
@@ -88,53 +89,87 @@ class CaptionResponse(BaseModel):
 
 
 class ErrorResponse(BaseModel):
+    """Where no picture has a caption, `results` may say more of each."""
+
     error: ErrorOut
+    model: str | None = None
+    results: list[PictureOut] | None = None
+    seconds: float | None = None
 
 
-def result_dict(found: CaptionedPicture | MeshcapError) -> dict[str, Any]:
-    """A `PictureOut`."""
+class AliveResponse(BaseModel):
+    alive: bool
+
+
+class ReadyResponse(BaseModel):
+    ready: bool
+
+
+class LimitsOut(BaseModel):
+    bytes: int
+    pixels: int
+    pictures: int
+    seconds: float
+    max_words: int
+
+
+class VersionResponse(BaseModel):
+    meshcap: str
+    model: str
+    architecture: str
+    words: int
+    device: str
+    dtype: str
+    limits: LimitsOut
+    urls: bool
+
+
+def picture_out(found: CaptionedPicture | MeshcapError) -> PictureOut:
     if isinstance(found, MeshcapError):
-        return error_dict(found)
+        return PictureOut(error=error_out(found))
     caption = found.caption
-    answer = _caption_dict(caption)
+    answer = PictureOut(**dict(_caption_out(caption)))
     if caption.alternatives:
-        answer["alternatives"] = [_caption_dict(one) for one in caption.alternatives]
+        answer.alternatives = [_caption_out(one) for one in caption.alternatives]
     if caption.attention is not None and found.boxes is not None:
         boxes = found.boxes
         cells = as_grid(boxes[:, 0], boxes)
-        answer["regions"] = {
-            "boxes": [_rounded(box) for box in boxes],
-            "window": [round(part, DIGITS) for part in found.window],
-            "grid": None if cells is None or not _is_row_major(boxes) else list(cells.shape),
-        }
+        answer.regions = RegionsOut(
+            boxes=[_rounded(box) for box in boxes],
+            window=[round(part, DIGITS) for part in found.window],
+            grid=None if cells is None or not _is_row_major(boxes) else list(cells.shape),
+        )
     return answer
 
 
-def error_dict(error: MeshcapError) -> dict[str, Any]:
-    """An `ErrorResponse`."""
+def error_out(error: MeshcapError) -> ErrorOut:
     status = error.status if isinstance(error, RefusalError) else 500 if isinstance(error, FailedError) else 422
-    return {"error": {"status": status, "message": " ".join(str(error).split())}}
+    if isinstance(error, TooLargeError):
+        status = 413
+    return ErrorOut(status=status, message=" ".join(str(error).split()))
 
 
-def _caption_dict(caption: Caption) -> dict[str, Any]:
-    words: list[dict[str, Any]] = [
-        {"word": word, "probability": round(math.exp(chance), DIGITS)}
-        for word, chance in zip(caption.words, caption.log_probs, strict=False)  # the last may be of the end
-    ]
-    if caption.attention is not None:
-        for word, weights in zip(words, caption.attention, strict=True):
-            word["attention"] = _rounded(weights)
-    answer = {
-        "caption": caption.text,
-        "confidence": round(caption.confidence, DIGITS),
-        "probability": round(caption.probability, DIGITS),
-        "score": round(caption.score, DIGITS),
-        "words": words,
-        "finished": caption.finished,
-        "missing": caption.missing,
-        "withheld": caption.withheld,
-    }
-    return answer | ({"warning": caption.warning} if caption.warning else {})
+def _caption_out(caption: Caption) -> CaptionOut:
+    attention = caption.attention
+    return CaptionOut(
+        caption=caption.text,
+        confidence=round(caption.confidence, DIGITS),
+        probability=round(caption.probability, DIGITS),
+        score=round(caption.score, DIGITS),
+        words=[
+            Word(
+                word=word,
+                probability=round(math.exp(chance), DIGITS),
+                attention=None if attention is None else _rounded(attention[at]),
+            )
+            # The last chance may be of the end.
+            for at, (word, chance) in enumerate(zip(caption.words, caption.log_probs, strict=False))
+        ],
+        finished=caption.finished,
+        missing=caption.missing,
+        withheld=caption.withheld,
+        warning=caption.warning or None,
+    )
 
 
 def _is_row_major(boxes: np.ndarray) -> bool:
@@ -250,13 +285,24 @@ async def _body(request: Request, limits: Limits, reservation: Reservation) -> A
     raise RefusalError(413, f"the request has more than {limits.bytes:,} bytes: send smaller or fewer pictures")
 
 
+class FormParser(MultiPartParser):
+    """Starlette's, which counts files and does not say how many there were."""
+
+    files = 0
+
+    def on_headers_finished(self) -> None:
+        disposition = self._current_part.content_disposition or b""
+        self.files += b"filename" in parse_options_header(disposition)[1]
+        super().on_headers_finished()
+
+
 async def _form(request: Request, body: AsyncGenerator[bytes, None], limits: Limits) -> Read:
-    parser = MultiPartParser(request.headers, body, max_files=limits.pictures, max_fields=FIELDS, max_part_size=65536)
+    parser = FormParser(request.headers, body, max_files=limits.pictures, max_fields=FIELDS, max_part_size=65536)
     parser.spool_max_size = limits.bytes  # nothing of anybody's pictures is written to a disk
     try:
         form = await parser.parse()
     except MultiPartException as error:
-        if "Too many files" in error.message:
+        if parser.files > limits.pictures:
             raise _too_many(limits) from None
         raise RefusalError(400, f"the form cannot be read: {error.message}") from None
     pictures: list[Given] = []

@@ -1,14 +1,16 @@
 """Pictures in, captions out, for many clients at once; knows nothing of HTTP.
 
-Pictures are decoded in a pool of threads. One thread captions what waits, pictures of many clients together: a model
-captions eight pictures in far less than eight times the time of one. So the first picture of a batch waits a few
-milliseconds for others; while a batch is computed, the next one gathers by itself.
+Pictures are decoded in processes that can be killed (see `decoders`). One thread captions what waits, pictures of many
+clients together: a model captions eight pictures in far less than eight times the time of one. So the first picture of
+a batch waits a few milliseconds for others; while a batch is computed, the next one gathers by itself.
 """
 
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
+import math
 import os
 import threading
 import time
@@ -25,16 +27,16 @@ from meshcap.caption import Caption
 from meshcap.captioner import Captioner
 from meshcap.errors import FailedError, MeshcapError
 from meshcap.options import CaptionOptions
+from meshcap.serving.decoders import Decoders, Window
 from meshcap.serving.fetch import Fetcher
 from meshcap.serving.limits import Capacity, Limits, RefusalError, Reservation
 from meshcap.serving.metrics import Metrics
-from meshcap.vision.pictures import read_picture
 
 TOGETHER = 640  # hypotheses that are decoded at once: 128 pictures with 5 beams, fewer where many words are required
 MAX_MUST, MAX_MUST_NOT, MAX_ENTRY = 8, 100, 800  # entries of a request, and letters of one
 SMOOTHING = 0.1  # weight of the latest batch in the mean time of a picture
-Window = tuple[float, float, float, float]  # left, top, right, bottom
 WHOLE: Window = (0.0, 0.0, 1.0, 1.0)
+START_SECONDS = 60.0  # for the first decoder to come up
 FETCHES = 8  # at once, in threads of their own: a slow host must not keep others from being decoded
 
 
@@ -90,6 +92,7 @@ class Batcher:
         self.waiting: deque[PendingPicture] = deque()
         self.changed = threading.Condition()
         self.closing = False
+        self.since: float | None = None  # when the batch in work began
         self.thread = threading.Thread(target=self._run, name="captions", daemon=True)
 
     def start(self) -> None:
@@ -110,18 +113,24 @@ class Batcher:
             self.waiting.extend(jobs)
             self.changed.notify()
 
-    def close(self) -> None:
-        """Take no more jobs, finish those that were taken."""
+    def close(self, seconds: float | None = None) -> None:
+        """Take no more jobs, finish those that were taken, for at most so long."""
         with self.changed:
             self.closing = True
             self.changed.notify()
         if self.thread.ident is not None:
-            self.thread.join()
+            self.thread.join(seconds)
+
+    def late(self, seconds: float) -> bool:
+        """Whether one batch has been in work for longer than that."""
+        since = self.since
+        return since is not None and time.monotonic() - since > seconds
 
     def _run(self) -> None:
         while jobs := self._next():
-            start = time.monotonic()
+            start = self.since = time.monotonic()
             pictures = self._caption(jobs)
+            self.since = None
             if pictures:
                 seconds = time.monotonic() - start
                 latest = seconds / pictures
@@ -224,25 +233,45 @@ class Service:
         self.metrics = Metrics(lambda: self.capacity.pictures)
         self.batcher = Batcher(captioner, batch=limits.batch, wait=limits.wait, report=self._count_batch)
         self.capacity.seconds_per_picture = lambda: self.batcher.seconds_per_picture
-        self.pool = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="pictures")
+        count, preprocess = min(4, os.cpu_count() or 1), self.preprocess
+        self.decoders = Decoders(
+            count, size=preprocess.size, geometry=preprocess.geometry, pre_resize=preprocess.pre_resize,
+            pixels=limits.pixels, seconds=limits.decode_seconds,
+        )  # fmt: skip
+        self.pool = ThreadPoolExecutor(count, thread_name_prefix="pictures")
         self.fetchers = ThreadPoolExecutor(FETCHES, thread_name_prefix="fetch")
 
     def start(self) -> None:
         """Ready once a first picture has gone all the way: libraries set themselves up on first use."""
         self.batcher.start()
-        grey = Image.new("RGB", (64, 64), "grey")
-        job = PendingPicture(self.captioner.read(grey), self.options({}))
+        content = io.BytesIO()
+        Image.new("RGB", (64, 64), "grey").save(content, "PNG")
+        pixels, _ = self.decoders(content.getvalue(), START_SECONDS)
+        job = PendingPicture(pixels, self.options({}))
         self.batcher.put([job])
         job.result.result()
 
     def close(self) -> None:
-        self.batcher.close()
-        self.pool.shutdown()
-        self.fetchers.shutdown()
+        """Finish what was taken, within the time that a request has; what takes longer is given up."""
+        self.batcher.close(self.limits.seconds)
+        self.decoders.close()
+        for pool in (self.pool, self.fetchers):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def alive(self) -> bool:
+        """Whether captions can still come: False calls for a restart."""
+        return self.batcher.thread.is_alive() and not self.batcher.late(2 * self.limits.seconds)
 
     @property
     def ready(self) -> bool:
-        return self.batcher.alive and self.capacity.pictures < self.limits.queue
+        """Whether a picture that comes now has a chance to be captioned in time."""
+        return (
+            self.batcher.alive
+            and self.capacity.pictures < self.limits.queue
+            and not self.decoders.stuck
+            and not self.batcher.late(self.limits.seconds)
+        )
 
     def options(self, given: Mapping[str, Any]) -> CaptionOptions:
         """The options of a request over the server's defaults.
@@ -321,19 +350,11 @@ class Service:
                 raise RefusalError(422, "this server fetches no URLs: send the picture itself")
             given = await loop.run_in_executor(self.fetchers, self.fetcher, given.url)
             reservation.reserve_bytes(len(given))  # in memory like what was sent
-        return await loop.run_in_executor(self.pool, self._prepare, given)
+        return await loop.run_in_executor(self.pool, self._decode, given, reservation)
 
-    def _prepare(self, given: bytes) -> tuple[np.ndarray, Window]:
-        """Pixels as the model reads them, and the part of the picture that they show."""
-        try:
-            picture = read_picture(given, at_least=self.preprocess.size, most_pixels=self.limits.pixels)
-        except MemoryError:
-            raise RefusalError(413, "the picture does not fit into memory: make it smaller first") from None
-        except MeshcapError as error:
-            raise RefusalError(413 if "pixels, more than" in str(error) else 422, str(error)) from error
-        width, height = picture.size
-        left, top, right, bottom = self.preprocess.window(width, height)
-        return self.captioner.read(picture), (left / width, top / height, right / width, bottom / height)
+    def _decode(self, content: bytes, reservation: Reservation) -> tuple[np.ndarray, Window]:
+        left = reservation.left
+        return self.decoders(content, min(self.limits.decode_seconds, math.inf if left is None else left))
 
     def _count_batch(self, pictures: int, seconds: float) -> None:
         self.metrics.batches.observe(pictures)
