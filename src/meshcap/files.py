@@ -40,14 +40,19 @@ def write_bytes(path: str | Path, content: bytes) -> None:
     part = _unfinished_name(path)
     with _reporting(path):
         try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-            with os.fdopen(os.open(part, flags, 0o666), "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+            _write_new(part, content)
             _put_in_place(part, path)
         finally:
             part.unlink(missing_ok=True)
+
+
+def _write_new(part: Path, content: bytes) -> None:
+    """A file where none is, not even a link, flushed to the disk."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    with os.fdopen(os.open(part, flags, 0o666), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def edit_bytes(path: Path, content: bytes, *, keep_times: bool = True) -> None:
@@ -64,7 +69,7 @@ def edit_bytes(path: Path, content: bytes, *, keep_times: bool = True) -> None:
             names = f"{old.st_nlink} names (hard links)"
             raise MeshcapError(f"{path} has {names}, which would no longer be one file: copy it first")
         try:
-            write_bytes(part, content)
+            _write_new(part, content)
             new = part.stat()
             if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid):
                 try:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 import time
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -179,12 +180,12 @@ def test_killed_while_it_writes(here: Path, model: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "replace", deadly)
     assert batch(model, *words) == 0
     whole, all_ = results(), count
-    assert all_ == 2 * 20 + 3 + 2 + bool(out)  # pictures and texts, blocks, the job's own file twice, the table
+    assert all_ == 2 * 20 + 10 + 2 + bool(out)  # pictures and texts, blocks, the job's own file twice, the table
     for last in [0, 1, 9, 30, all_ - 3, all_ - 2, all_ - 1] if out else [10, all_ - 1]:
         shutil.rmtree("photos")
         shutil.copytree("kept", "photos")
         if out:
-            shutil.rmtree("c.csv.parts")
+            Path(".c.csv.job.json").unlink()
             Path("c.csv").unlink()
         count, fatal = 0, last
         with pytest.raises(Killed):
@@ -258,9 +259,9 @@ def test_another_job_under_the_same_name(here: Path, model: Path, capsys: pytest
     assert "started with 20 pictures, and these 23 are others" in capsys.readouterr().err
     assert batch(model, "photos", "--out", "c.csv", "--beams", 3) == 2
     assert "beams was None and is 3" in capsys.readouterr().err
-    before = (here / "c.csv.parts/job.json").read_bytes()
+    before = (here / ".c.csv.job.json").read_bytes()
     assert batch(model, "photos", "jpegs", "--out", "c.csv", "--restart", "--must", "unheard") == 2
-    assert (here / "c.csv.parts/job.json").read_bytes() == before  # a mistake costs nothing
+    assert (here / ".c.csv.job.json").read_bytes() == before  # a mistake costs nothing
     assert batch(model, "photos", "jpegs", "--out", "c.csv", "--restart") == 0
     (here / "c.csv").unlink()
     assert batch(model, "photos", "jpegs", "--out", "c.csv") == 2
@@ -318,8 +319,7 @@ def test_sigkill(here: Path, model: Path, command: list[str]) -> None:
     names = [f"photos/{number:03}.jpg" for number in range(600) if number != 300]
     assert [row["path"] for row in rows] == names
     assert [row["path"] for row in read_lines(here / "c.errors.jsonl")] == ["photos/300.jpg"]
-    left = files(here / "c.jsonl.parts")
-    assert left == {"job.json", "lock"}
+    assert not (here / "c.jsonl.parts").exists() and (here / ".c.jsonl.job.json").exists()
     assert [name for name in files(here) if name.endswith(".part")] == []  # nor anything unfinished elsewhere
     said = {row["path"]: row["caption"] for row in rows}
     assert {str(path.with_suffix(".jpg")): path.read_text()[:-1] for path in Path("photos").glob("*.txt")} == said
@@ -343,7 +343,7 @@ def test_what_a_kill_left_behind_is_swept_away(here: Path, model: Path) -> None:
         (here / name).write_text("half")
     (here / ".other.csv.0a1b2c3d.part").write_text("somebody else's")
     assert batch(model, "photos", "--out", "c.csv", "--sidecar") == 0
-    made = {"c.csv", "c.csv.parts/job.json", "c.csv.parts/lock", *(f"photos/{number:03}.txt" for number in range(20))}
+    made = {"c.csv", ".c.csv.job.json", *(f"photos/{number:03}.txt" for number in range(20))}
     assert files(here) - before == made | {".other.csv.0a1b2c3d.part"}
 
 
@@ -351,3 +351,60 @@ def test_folders_are_made_for_outputs(here: Path) -> None:
     """Pictures, texts and pages go through here."""
     output.write_output(here / "deep/er/a.txt", b"x")
     assert (here / "deep/er/a.txt").read_bytes() == b"x" and files(here / "deep") == {"er/a.txt"}
+
+
+def test_a_repeat_says_that_nothing_is_new_without_a_model(
+    here: Path, model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert batch(model, "photos", "--out", "c.csv") == 0
+    assert not (here / "c.csv.parts").exists()
+    before = (here / "c.csv").stat().st_mtime_ns
+    capsys.readouterr()
+    monkeypatch.setattr("meshcap.cli.options.load_captioner", None)  # would be an error of another kind
+    assert batch(model, "photos", "--out", "c.csv") == 0
+    assert capsys.readouterr().out == "c.csv: 20 captions, nothing new\n"
+    assert (here / "c.csv").stat().st_mtime_ns == before and not (here / "c.csv.parts").exists()
+    (here / "c.csv").unlink()
+    assert batch(model, "photos", "--out", "c.csv") == 2
+    assert "was written and is gone" in capsys.readouterr().err
+
+
+def test_ctrl_c_keeps_what_is_done_and_says_so(
+    here: Path, model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row_of, count = local.row_of, 0
+
+    def interrupted(*given: object) -> object:
+        nonlocal count
+        count += 1
+        if count > 14:
+            raise KeyboardInterrupt
+        return row_of(*given)
+
+    monkeypatch.setattr(local, "row_of", interrupted)
+    assert batch(model, "photos", "--out", "c.csv", "--threads", 1, "--batch-size", 4) == 130
+    kept = sum(len(read_lines(block)) for block in (here / "c.csv.parts").rglob("0*.jsonl"))
+    assert f"stopped: {kept} of 20 pictures are done; the same call goes on" in capsys.readouterr().err and kept >= 8
+    monkeypatch.setattr(local, "row_of", row_of)
+    assert batch(model, "photos", "--out", "c.csv", "--threads", 1, "--batch-size", 4) == 0
+
+
+def test_one_picture_cannot_stop_a_job(here: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A PNG whose XMP chunk ends after its keyword, and a pipe."""
+    content = (here / "photos/003.png").read_bytes()
+    data = b"iTXtXML:com.adobe.xmp\0"
+    chunk = (len(data) - 4).to_bytes(4, "big") + data + zlib.crc32(data).to_bytes(4, "big")
+    (here / "photos/003.png").write_bytes(content[:33] + chunk + content[33:])
+    os.mkfifo(here / "photos/zzz.png")
+    assert batch(model, "photos", "--out", "c.jsonl", "--write-xmp", "--in-place") == 1
+    assert len(read_lines(here / "c.jsonl")) == 20
+    errors = {row["path"]: row["error"] for row in read_lines(here / "c.errors.jsonl")}
+    assert "its XMP is damaged" in errors["photos/003.png"] and "a regular file" in errors["photos/zzz.png"]
+
+
+def test_hard_links_are_said_and_kept(here: Path, model: Path) -> None:
+    os.link(here / "photos/000.png", here / "twin.png")
+    before = (here / "twin.png").read_bytes()
+    assert batch(model, "photos", "--out", "c.jsonl", "--write-xmp", "--in-place") == 1
+    assert "has 2 names" in read_lines(here / "c.errors.jsonl")[0]["error"]
+    assert (here / "photos/000.png").read_bytes() == (here / "twin.png").read_bytes() == before

@@ -26,6 +26,7 @@ from meshcap.files import remove_unfinished, write_text
 from meshcap.folders import VISION_FOLDER, WEIGHTS, find_file, find_optional
 
 JOB, PAGES, ERRORS = "job.json", "pages.json", "errors.jsonl"
+PARTS = ".parts"  # the end of the name of a job's folder
 PER_FOLDER = 1000  # block files in one folder
 Blocks = Iterable[tuple[int, list[Row]]]
 WAITING = 4  # blocks that are being written while others are captioned
@@ -34,8 +35,22 @@ WAITING = 4  # blocks that are being written while others are captioned
 class Job:
     """A job and its folder. As a context manager it holds the folder's lock."""
 
-    def __init__(self, folder: Path, pictures: Sequence[Picture], options: dict[str, Any], *, block: int):
-        self.folder = folder
+    def __init__(
+        self,
+        folder: Path,
+        pictures: Sequence[Picture],
+        options: dict[str, Any],
+        *,
+        block: int,
+        record: Path | None = None,
+        asked: str = "",
+    ):
+        """
+        Args:
+            record: what stays of a finished job: a file that says what was done; None: nothing stays.
+            asked: a fingerprint of what the job was asked for, for `finished_before`.
+        """
+        self.folder, self.record, self.asked = folder, record, asked
         self.pictures = pictures
         self.block = block
         self.facts: dict[str, Any] = {
@@ -72,13 +87,17 @@ class Job:
 
     def __exit__(self, *_: object) -> None:
         if self._lock is not None:
+            if self.done is not None and self.record is not None:
+                shutil.rmtree(self.folder, ignore_errors=True)  # a finished job leaves nothing behind but its record
             os.close(self._lock)  # which unlocks
             self._lock = None
 
     def _check_same(self) -> None:
         path = self.folder / JOB
+        if not path.exists() and self.record is not None and self.record.exists():
+            path = self.record
         if not path.exists():
-            self._save()
+            self._save(path)
             return
         try:
             saved = json.loads(path.read_text(encoding="utf-8", errors="surrogateescape"))
@@ -87,25 +106,29 @@ class Job:
             raise MeshcapError(f"{path} cannot be read: give --restart to start anew") from None
         if was["inputs"] != self.facts["inputs"]:
             raise MeshcapError(
-                f"{self.folder} was started with {was['pictures']:,} pictures, and these {len(self.pictures):,} are "
+                f"{self._name} was started with {was['pictures']:,} pictures, and these {len(self.pictures):,} are "
                 "others: give the same to go on, another --out, or --restart to start anew"
             )
         if was != json.loads(json.dumps(self.facts)):
             before, now = ({"block": facts["block"], **facts["options"]} for facts in (was, self.facts))
             names = sorted(name for name in before | now if before.get(name) != now.get(name))
             what = ", ".join(f"{name} was {before.get(name)} and is {now.get(name)}" for name in names[:3])
-            raise MeshcapError(f"{self.folder} was started otherwise ({what}): --restart starts anew")
+            raise MeshcapError(f"{self._name} was started otherwise ({what}): --restart starts anew")
         self.done = saved.get("done")
 
-    def _save(self) -> None:
-        text = json.dumps(self.facts | ({"done": self.done} if self.done else {}), indent=1, ensure_ascii=False) + "\n"
-        path = self.folder / JOB
+    @property
+    def _name(self) -> str:
+        """What a person knows the job by: its table."""
+        return str(self.folder).removesuffix(PARTS)
+
+    def _save(self, path: Path, **more: Any) -> None:
+        text = json.dumps(self.facts | more, indent=1, ensure_ascii=False) + "\n"
         write_text(path, text, errors="surrogateescape")
 
     def finish(self, counts: dict[str, int]) -> None:
         """Remember that all is done and written, and let go of the blocks."""
+        self._save(self.record or self.folder / JOB, done=counts, asked=self.asked)
         self.done = counts
-        self._save()
         _delete_blocks(self.folder)
 
     def path(self, block: int) -> Path:
@@ -122,6 +145,10 @@ class Job:
             if folder.is_dir():
                 done.update(os.listdir(folder))
         return [block for block in range(self.blocks) if self.path(block).name not in done]
+
+    def count_done(self) -> int:
+        """Pictures whose rows are saved."""
+        return len(self.pictures) - sum(len(self.pictures_of(block)) for block in self.to_do())
 
     def write(self, block: int, rows: Sequence[Row]) -> None:
         """Save the rows of a block. From then on it is done."""
@@ -150,8 +177,25 @@ def fingerprint(pictures: Iterable[Picture]) -> str:
     return digest.hexdigest()
 
 
-def forget(folder: Path) -> None:
+def finished_before(record: Path, asked: str, options: dict[str, Any]) -> dict[str, int] | None:
+    """The counts of a finished job, if it was asked for the same; None: there is none, or another.
+
+    Args:
+        options: those that must be the same; more are not compared.
+    """
+    try:
+        saved = json.loads(record.read_text(encoding="utf-8", errors="surrogateescape"))
+        known = saved["options"]
+        same = all(name in known and known[name] == value for name, value in json.loads(json.dumps(options)).items())
+        return dict(saved["done"]) if same and saved["asked"] == asked else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def forget(folder: Path, record: Path | None = None) -> None:
     """Forget what a job has done. What is not a job's folder is left alone."""
+    if record is not None:
+        record.unlink(missing_ok=True)
     if not (folder / JOB).exists():
         return
     lock = _lock_folder(folder)
@@ -256,9 +300,14 @@ def fill_pages(job: Job, pages: Sequence[str], folder: Path | None, *, overwrite
     return sum(fill(page, place, captions, overwrite=overwrite) for page, place in zip(pages, places, strict=True))
 
 
+def record_file(table: Path) -> Path:
+    """Beside a table that is finished: what it was made of."""
+    return table.with_name(f".{table.name}.job.json")
+
+
 def state_folder(table: Path | None, inputs: str) -> Path:
     """Where a job remembers what it has done; without a table, a hidden folder here, which goes when all is done."""
-    return table.with_name(f"{table.name}.parts") if table is not None else Path(f".meshcap-batch-{inputs[:12]}.parts")
+    return table.with_name(table.name + PARTS) if table is not None else Path(f".meshcap-batch-{inputs[:12]}{PARTS}")
 
 
 def errors_file(state: Path, table: Path | None) -> Path:

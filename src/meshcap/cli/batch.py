@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from meshcap.batch.output import Row
 
 NAMED = 10  # failed pictures that are named, where a file lists them all
-BATCHES = 4  # of a block: what is lost at most when a job is killed, times the blocks in work
+BATCHES = 4  # of a block on a GPU: what is lost at most when a job is killed, times the blocks in work; 1 on a CPU
 LANES = 8  # that share a model: more would wait for Python's one lock; --ray has none
 
 
@@ -105,7 +105,9 @@ def batch(
         fill_pages,
         fingerprint,
         finish,
+        finished_before,
         forget,
+        record_file,
         run,
         state_folder,
         weights_of,
@@ -130,11 +132,25 @@ def batch(
     copies = None if in_place or folder is None or not kinds else folder
     pages = _pages(html or [])
     pictures = list_pictures(names, column=column, share=share, copies=copies)
-    state = state_folder(table, fingerprint([*pictures, *map(Picture, pages)]))
-    if not restart and table is not None and table.exists() and not (state / JOB).exists():
+    asked = fingerprint([*pictures, *map(Picture, pages)])
+    state = state_folder(table, asked)
+    record = None if table is None else record_file(table)
+    known = (state / JOB).exists() or (record is not None and record.exists())
+    if not restart and table is not None and table.exists() and not known:
         raise MeshcapError(
             f"{table} is there, and no job that wrote it: give another --out, or --restart to replace it"
         )
+    facts = {
+        "model": weights_of(model), "dtype": dtype, "shard": str(share), "log_probs": log_probs, **asdict(wanted),
+    }  # fmt: skip
+    if table is not None and record is not None and not restart and not (state / JOB).exists():
+        told = facts if batch_size is None else facts | {"batch_size": batch_size}
+        counts = finished_before(record, asked, told)
+        if counts is not None and not table.exists():
+            raise MeshcapError(f"{table} was written and is gone: give --restart to make it again")
+        if counts is not None:  # the model need not be loaded to say so
+            _print_summary(counts, table, errors_file(state, table), json, new=False)
+            raise typer.Exit(1 if counts["errors"] else 0)
     delivery = Delivery(sidecar, kinds, None if in_place else folder, overwrite)
     delivery.check(pictures)
 
@@ -153,7 +169,7 @@ def batch(
     captioner.plan(wanted)  # options without sense are refused before a cluster works or a file is written
 
     if restart:  # only now, when nothing is wrong with the new one
-        forget(state)
+        forget(state, record)
     if pages:
         listed = {picture.key for picture in pictures}
         found = pictures_of(pages, overwrite=overwrite_alt, saved_list=state / PAGES)
@@ -171,15 +187,17 @@ def batch(
         worker = WorkerSettings(model, where, dtype, replace(settings, readers=readers), threads or 1, os.getcwd())
         return caption_blocks_with_ray(worker, blocks, workers=workers)
 
-    facts = {
-        "model": weights_of(model), "dtype": dtype, "batch_size": settings.batch_size, "shard": str(share),
-        "log_probs": log_probs, **asdict(wanted),
-    }  # fmt: skip
-    with Job(state, pictures, facts, block=settings.batch_size * BATCHES) as job:
+    facts["batch_size"] = settings.batch_size
+    block = settings.batch_size * (BATCHES if where == "cuda" else 1)
+    with Job(state, pictures, facts, block=block, record=record, asked=asked) as job:
         if job.done is None:
-            done = len(pictures) - sum(len(job.pictures_of(block)) for block in job.to_do())
-            with progress(len(pictures), done) as report:
-                run(job, caption, delivery, report)
+            try:
+                with progress(len(pictures), job.count_done()) as report:
+                    run(job, caption, delivery, report)
+            except KeyboardInterrupt:
+                done = f"{job.count_done():,} of {len(pictures):,} pictures are done"
+                typer.echo(f"stopped: {done}; the same call goes on", err=True)
+                raise
             counts = finish(job, table, settings)
             if pages:
                 counts["alts"] = fill_pages(job, pages, None if in_place else folder, overwrite=overwrite_alt)
@@ -218,7 +236,9 @@ def _pages(names: Sequence[str]) -> list[str]:
     return list(found)
 
 
-def _print_summary(counts: dict[str, int], table: Path | None, errors: Path, json: bool) -> None:
+def _print_summary(
+    counts: dict[str, int], table: Path | None, errors: Path, json: bool, *, new: bool = True
+) -> None:
     """Counts on stdout; on stderr the first errors, or all of them where no file lists them."""
     failed = counts.get("errors", 0)
     if failed:
@@ -237,4 +257,5 @@ def _print_summary(counts: dict[str, int], table: Path | None, errors: Path, jso
     parts += [f"{counts['withheld']:,} withheld"] if counts["withheld"] else []
     parts += [f"{counts['alts']:,} written into pages"] if "alts" in counts else []
     parts += [f"{failed:,} error{'s' * (failed != 1)}" + (f" ({errors})" if table else "")] if failed else []
+    parts += [] if new else ["nothing new"]
     typer.echo(f"{table}: {', '.join(parts)}" if table else ", ".join(parts))
