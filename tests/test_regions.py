@@ -79,7 +79,8 @@ def test_checked() -> None:
     assert checked(Regions(features), boxes=False).boxes is None
     assert refused(lambda: checked(regions, width=6)) == "regions have 5 numbers each, this model expects 6"
     assert refused(lambda: checked(Regions(features))) == (
-        "this model reads each region's box, and the regions came without boxes"
+        "this model reads each region's box, and the regions came without boxes: give Regions(features, boxes) with "
+        "x1, y1, x2, y2 from 0 to 1, or use a model made with boxes=False"
     )
     nothing = torch.tensor([[True, False, False], [False, False, False]])
     assert refused(lambda: checked(Regions(features, boxes, nothing))).startswith("picture 1 has zero regions")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypedDict, get
 
 from meshcap.decoding.records import Beam, ConstrainedBeam, DiverseBeam, Greedy, Rules, Sample, Settings, Strategy
 from meshcap.errors import MeshcapError
-from meshcap.text.sentence import BAD_ENDINGS
+from meshcap.text.sentence import BAD_ENDINGS, OPEN_ENDINGS
 
 if TYPE_CHECKING:
     from meshcap.text import Vocabulary
@@ -258,7 +258,7 @@ def _real(name: str, given: Any, least: float, most: float) -> float | None:
         return None
     if isinstance(given, bool) or not hasattr(given, "__float__"):
         raise OptionError(f"{{{name}}} is {{given}}, expected a number", given=repr(given)[:80])
-    number = float(given) if abs(given) < 1e300 else math.inf
+    number = math.inf if abs(given) >= 1e300 else float(given)  # a whole number may be too long for a float
     if not least <= number <= most:  # NaN is not, either
         raise OptionError(f"{{{name}}} is {{given}}, expected {least:g} to {most:g}", given=f"{number:g}")
     return number
@@ -320,6 +320,7 @@ def plan(options: CaptionOptions, vocabulary: Vocabulary, model: Settings) -> Pl
     longest = min(max(WORDS, options.min_words) if options.max_words is None else options.max_words, most)
     phrases = [phrase for entry in options.must_not for phrase in entry.split("|")]
     avoided = [tuple(ids_of_phrase(phrase, vocabulary, "to avoid")) for phrase in phrases]
+    endings = BAD_ENDINGS if options.max_words is None else OPEN_ENDINGS
     rules = Rules(
         max_length=longest + 1,
         min_length=options.min_words + 1,
@@ -327,7 +328,7 @@ def plan(options: CaptionOptions, vocabulary: Vocabulary, model: Settings) -> Pl
         # An unknown word tells a reader nothing, and an imported model might say the others too.
         banned=(model.unk, model.pad, model.bos, *(phrase[0] for phrase in avoided if len(phrase) == 1)),
         banned_phrases=tuple(phrase for phrase in avoided if len(phrase) > 1),
-        bad_endings=tuple(sorted(vocabulary.id(word) for word in BAD_ENDINGS if word in vocabulary))
+        bad_endings=tuple(sorted(vocabulary.id(word) for word in endings if word in vocabulary))
         if options.good_endings
         else (),
         end_in_time=options.good_endings or options.max_words is not None,

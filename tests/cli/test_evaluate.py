@@ -50,10 +50,10 @@ def test_files_and_scores(data: Path, run: Path, tmp_path: Path, capsys: pytest.
 
 
 def test_captions_are_those_of_the_captioner(data: Path, run: Path, tmp_path: Path) -> None:
-    assert evaluate(run, data, "--out", tmp_path / "out", "--beams", 3, "--batch-size", 2) == 0
+    assert evaluate(run, data, "--out", tmp_path / "out", "--beams", 3, "--batch-size", 2, "--dtype", "float32") == 0
     captions = json.loads((tmp_path / "out" / "captions-test.json").read_text())
 
-    captioner = Captioner.from_pretrained(run)
+    captioner = Captioner.from_pretrained(run, dtype="float32")
     pictures = [data.parent / one["image_id"] for one in captions]
     said = captioner.caption(pictures, beams=3, good_endings=False)
     assert [one.text for one in said] == [one["caption"] for one in captions]

@@ -71,14 +71,14 @@ def test_too_few_val_pictures_leave_the_probability(tmp_path: Path) -> None:
 def test_the_captioner_then_says_what_was_measured(
     data: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert calibrate(run, data, "--beams", 2, "--json", "--plot", tmp_path / "r.svg") == 0
+    assert calibrate(run, data, "--beams", 2, "--dtype", "float32", "--json", "--plot", tmp_path / "r.svg") == 0
     told = json.loads(capsys.readouterr().out)["confidence"]
     found = Calibration.load(run)
     assert found.fitted_on | {"data": "captions.jsonl", "split": "val", "captions": VAL, "beams": 2} == found.fitted_on
 
     # The same captions by hand: what people used of them, and what the captioner now says of itself.
     val = [one for one in tiny_data.read_lines(data) if one["split"] == "val"]
-    captioner = Captioner.from_pretrained(run)
+    captioner = Captioner.from_pretrained(run, dtype="float32")
     said = captioner.caption([data.parent / one["image"] for one in val], beams=2, good_endings=False)
     shares = numpy.array(used_shares([one.text for one in said], [one["captions"] for one in val]))
     assert told["mean_share"] == pytest.approx(shares.mean())

@@ -7,7 +7,7 @@ import torch
 
 import tiny
 from meshcap.decoding import Beam, Ensemble, Rules, decode
-from meshcap.training.losses import xe_loss
+from meshcap.training.losses import AttentionLoss, xe_loss
 
 PICTURES = tiny.pictures(3, 6, 2)
 WIDTH, STEPS = 3, 6
@@ -145,7 +145,7 @@ def test_training_loss_is_one_graph(captioner, whole_graph) -> None:
     def run(loss) -> tuple[torch.Tensor, list[torch.Tensor]]:
         model = copy.deepcopy(captioner).train()  # of its own: a running baseline moves
         torch.manual_seed(0)  # the same dropout, the same draws
-        value = loss(model, PICTURES, ids)
+        value = loss(model, PICTURES, ids, attention_loss=AttentionLoss.of(model))
         return value, torch.autograd.grad(value, list(model.parameters()), allow_unused=True)
 
     value, gradients = run(xe_loss)

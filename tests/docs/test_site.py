@@ -114,9 +114,9 @@ def test_links_out_of_docs_stay_in_the_site(site: Path) -> None:
 
 def test_gallery(hooks: ModuleType, tmp_path: Path) -> None:
     assert hooks.gallery(tmp_path / "captions.json") == ""
-    (tmp_path / "captions.json").write_text(json.dumps({"cat.jpg": 'A cat & a "dog".'}), encoding="utf-8")
+    (tmp_path / "captions.json").write_text(json.dumps({"dog.jpg": 'A cat & a "dog".'}), encoding="utf-8")
     assert hooks.gallery(tmp_path / "captions.json").splitlines()[1] == (
-        '<figure><img src="examples/cat.jpg" alt="" loading="lazy">'
+        '<figure><img src="examples/dog.jpg" alt="" loading="lazy">'
         "<figcaption>A cat &amp; a &quot;dog&quot;.</figcaption></figure>"
     )
 

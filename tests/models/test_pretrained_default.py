@@ -43,7 +43,7 @@ def test_by_no_name_and_by_its_name(packaged: Path, tmp_path: Path, monkeypatch:
     assert load_model("default").config == load_model(packaged).config
     assert load_vision("default") is not None
     for own in ("./default", Path("default")):
-        with pytest.raises(MeshcapError, match=r"default has no vocabulary\.json"):
+        with pytest.raises(MeshcapError, match=r"default has no config\.json"):
             Captioner.from_pretrained(own)
 
 

@@ -90,8 +90,7 @@ class TorchBackend(Backend):
     def batch_size(self) -> int:
         if self.device.type == "cuda":
             return 64
-        # With weights of 8 bits a CPU still reads numbers of 32, and most of its memory is what it keeps of a batch.
-        return 4 if self.int8 else 8
+        return 4  # of a CPU: more take memory and save little
 
     @torch.no_grad()
     def see(self, pixels: Sequence[np.ndarray]) -> Regions:

@@ -36,7 +36,7 @@ Dtype = Annotated[
     DtypeName,
     typer.Option(
         "--dtype",
-        help="Numbers to compute with; auto is bfloat16 on GPUs made for it, else float32; int8 (CPU) rounds weights.",
+        help="Numbers to compute with; auto is bfloat16 where it is fast, else float32; int8 (CPU) rounds weights.",
     ),
 ]
 Threads = Annotated[

@@ -44,6 +44,10 @@ BAD_ENDINGS = frozenset(
     very
     """.split()
 )
+# A search that must end at a given length is tempted by these too: "a man wearing", "standing next", "in front".
+OPEN_ENDINGS = BAD_ENDINGS | frozenset(
+    "wearing holding carrying riding using having containing including next top front side filled covered made".split()
+)
 
 
 def join_words(words: Iterable[str], tokenizer: str = "ptb") -> str:
