@@ -140,7 +140,7 @@ def weights_of(model: Path) -> tuple[int, int]:
     """How many numbers the files of a model folder hold, and how many bytes they take."""
     from safetensors import SafetensorError, safe_open
 
-    from meshcap.weights import SCALE
+    from meshcap.weights import LOW, PACKED, SCALE, STEP
 
     parameters = size = 0
     for path in sorted(model.rglob("*.safetensors")):
@@ -149,8 +149,14 @@ def weights_of(model: Path) -> tuple[int, int]:
             with safe_open(path, framework="pt") as file:
                 names = set(file.keys())
                 for name in names:
-                    if not (name.endswith(SCALE) and name.removesuffix(SCALE) in names):
-                        parameters += math.prod(file.get_slice(name).get_shape())
+                    numbers = math.prod(file.get_slice(name).get_shape())
+                    packed = next((bits for bits, suffix in PACKED.items() if name.endswith(suffix)), None)
+                    if packed is not None:
+                        parameters += numbers * 8 // packed
+                    elif not name.endswith((STEP, LOW)) and not (
+                        name.endswith(SCALE) and name.removesuffix(SCALE) in names
+                    ):
+                        parameters += numbers
         except (SafetensorError, OSError) as error:
             raise MeshcapError(f"{path} is not a readable safetensors file ({error})") from error
     return parameters, size

@@ -9,6 +9,8 @@ CUDA graphs, one for each shape of a batch.
 from __future__ import annotations
 
 import copy
+import ctypes
+import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -159,6 +161,7 @@ class TorchBackend(Backend):
                     self.vision.fold()
                     pack(self.vision)
             self.optimized = True
+        _release_memory()
 
     def to(self, device: Any = None, dtype: Any = None) -> None:
         if self.optimized:
@@ -193,6 +196,13 @@ class TorchBackend(Backend):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._forget()
+
+
+def _release_memory() -> None:
+    """Give what the allocator keeps of freed weights back to the system, where it can (glibc)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
+    if trim is not None:
+        trim(0)
 
 
 def _weights_of(*modules: nn.Module | None) -> tuple[tuple[int, int], ...]:
