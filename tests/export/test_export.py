@@ -14,6 +14,7 @@ from meshcap.export import compare, export_captioner
 from meshcap.export.fold import folded
 from meshcap.export.graphs import parts_of
 from meshcap.vision import create_vision
+from meshcap.vision.vit import ViT
 
 pytest.importorskip("onnxscript")
 RUNTIMES = {"onnx": "onnx", "torch": "torch-export"}
@@ -181,3 +182,14 @@ def test_efficientnet(format: str, bits: int, tmp_path: Path) -> None:
     one = Captioner.from_pretrained(tmp_path / "out", backend=RUNTIMES[format])
     found = compare(ours, one, exported.pictures())
     assert found.same >= (6 if bits == 32 else 4), found.differing
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", list(RUNTIMES))
+def test_vision_transformer(format: str, tmp_path: Path) -> None:
+    """Any number of pictures at once: the size of a batch must not be taken for granted."""
+    ours = exported.small("m2", ViT(width=64, layers=2, heads=2, d_ff=128, patch=16, grid=4))
+    export_captioner(ours, tmp_path / "out", format=format)
+    one = Captioner.from_pretrained(tmp_path / "out", backend=RUNTIMES[format])
+    found = compare(ours, one, exported.pictures())
+    assert found.same == found.pictures, found.differing

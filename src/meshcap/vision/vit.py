@@ -89,12 +89,12 @@ class ViT(Vision):
         rows, columns = self._cells(*pixels.shape[-2:])
         x = self.patches(self.preprocess.normalised(pixels, self.dtype))  # (B, D, rows, columns)
         x = x.flatten(2).transpose(1, 2)  # (B, N, D)
-        x = torch.cat((self.class_token.to(x.dtype).expand(len(x), 1, -1), x), 1)
+        x = torch.cat((self.class_token.to(x.dtype).expand(x.shape[0], 1, -1), x), 1)
         x = self.pre_norm(x + self._positions(rows, columns).to(x.dtype))
         for layer in self.layers:
             x = layer(x)
         x = self.final_norm(x[:, 1:])
-        return Regions(x, grid_boxes(rows, columns, x.device).expand(len(x), -1, -1))
+        return Regions(x, grid_boxes(rows, columns, x.device).expand(x.shape[0], -1, -1))
 
     def _cells(self, height: int, width: int) -> tuple[int, int]:
         if height % self.patch or width % self.patch:
