@@ -112,6 +112,8 @@ def test_plain_ppm_is_read_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     assert np.asarray(read_picture(b"P2\n2 2 255\n" + comments + b"1 2 3 4"))[..., 0].tolist() == [[1, 2], [3, 4]]
     assert np.asarray(read_picture(b"P1 3 1 1\n0" + comments + b"1"))[..., 0].tolist() == [[0, 255, 0]]
     assert np.asarray(read_picture(b"P3 1 1 1000 1000 500 0")).tolist() == [[[255, 128, 0]]]
+    long = b"P2 2 2 255 1 2#" + b"x" * 2_500_000 + b"\n3#" + b"y" * 10 + b"\r4 " + comments * 8
+    assert np.asarray(read_picture(long))[..., 0].tolist() == [[1, 2], [3, 4]]
     for damaged in (b"P2 2 2 255 1 2 3", b"P2 2 2 255 1 2 3 x", b"P2 1 1 255 99999999999"):
         with pytest.raises(MeshcapError, match="truncated or damaged"):
             read_picture(damaged)

@@ -7,7 +7,6 @@ were at training. Here are also the two that need no pretrained weights: `Patche
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -102,7 +101,9 @@ class Patches(Vision):
         super().__init__()
         if not isinstance(cells, int) or isinstance(cells, bool) or cells < 1:
             raise MeshcapError(f"cells is {cells!r}, expected at least 1 cell in a row")
-        if not isinstance(gain, int | float) or isinstance(gain, bool) or not 0 < gain < math.inf:
+        if side is not None and (not isinstance(side, int) or isinstance(side, bool) or side < 1):
+            raise MeshcapError(f"side is {side!r}, expected a number of pixels")
+        if not isinstance(gain, int | float) or isinstance(gain, bool) or not 0 < gain < 1e30:
             raise MeshcapError(f"gain is {gain!r}, expected a number above 0")
         self.preprocess = preprocess_of(preprocess, size=cells * (side or SIDE))
         size = self.preprocess.size

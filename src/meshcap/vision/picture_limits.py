@@ -240,9 +240,22 @@ def _ppm_numbers(kind: bytes, content: bytes, most: int) -> np.ndarray | None:
     if kind in (b"P5", b"P6"):
         kind_of_number = ">u2" if most > 255 else "u1"
         return np.frombuffer(content, kind_of_number, count=len(content) // np.dtype(kind_of_number).itemsize)
-    text = re.sub(rb"#[^\r\n]*", b"", content)
+    text = _without_comments(content)
     if kind == b"P1":  # digits need no spaces between them; 1 is black
-        return ord("1") - np.frombuffer(b"".join(text.split()), np.uint8)
+        return ord("1") - np.frombuffer(text.translate(None, b" \t\r\n\v\f"), np.uint8)
     if re.search(rb"[^\d\s]|\d{11}", text):
         return None
     return np.fromstring(text, np.uint32, sep=" ")
+
+
+def _without_comments(content: bytes) -> bytes:
+    """In parts: millions of comments are millions of objects while they are cut out."""
+    parts, inside = [], False
+    for start in range(0, len(content), 2**20):
+        part = content[start : start + 2**20]
+        if inside:
+            end = re.search(rb"[\r\n]", part)
+            part = part[end.start() :] if end else b""
+        inside = (inside and not part) or b"#" in part[max(part.rfind(b"\n"), part.rfind(b"\r")) + 1 :]
+        parts.append(re.sub(rb"#[^\r\n]*", b"", part))
+    return b"".join(parts)
