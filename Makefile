@@ -8,7 +8,7 @@ TEST_ENV := RAY_USAGE_STATS_ENABLED=0 WANDB_MODE=offline HF_HUB_OFFLINE=1
 PYTEST := $(TEST_ENV) $(PY) -m pytest -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-train test test-all lint bench docs
+.PHONY: help demo demo-train test test-all lint bench campaign docs
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -33,6 +33,9 @@ bench: .venv/.dev ## print the performance tables
 	@$(PY) benchmarks/decode.py
 	@$(PY) benchmarks/train.py --work step
 	@$(PY) benchmarks/score.py
+
+campaign: .venv/.dev ## attack and kill everything for half an hour, print what came of it
+	@$(TEST_ENV) $(PY) benchmarks/campaign.py
 
 docs: .venv/.docs ## build the documentation site into site/; a warning is an error
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet

@@ -1,5 +1,6 @@
 """Archives of torch.export that somebody prepared: nothing in them runs."""
 
+import contextlib
 import io
 import json
 import os
@@ -155,3 +156,13 @@ def test_damaged_archives(folder: Path) -> None:
     write(folder / "see.pt2", read(folder / "see.pt2"), zipfile.ZIP_DEFLATED)
     with pytest.raises(MeshcapError, match="is compressed"):
         Captioner.from_pretrained(folder)
+
+
+def test_torch_itself_would_run_it(folder: Path, tmp_path: Path) -> None:
+    """So that the archives above are refused for a reason; a torch that does not may go without the check."""
+    members, mark = read(folder / "see.pt2"), tmp_path / "ran"
+    pickled_weight(members, mark)
+    write(folder / "see.pt2", members)
+    with contextlib.suppress(Exception):
+        torch.export.load(folder / "see.pt2")
+    assert mark.exists()

@@ -3,8 +3,10 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import exported
 from meshcap import Captioner
 from meshcap.backends.exported import FACTS, Facts, Part
 from meshcap.errors import MeshcapError
@@ -53,3 +55,17 @@ def test_folders_that_are_none(tmp_path: Path) -> None:
         Captioner.from_pretrained(tmp_path, backend="torch")
     with pytest.raises(MeshcapError, match=r"has no see\.onnx: write it with `meshcap export MODEL --format onnx`"):
         Captioner.from_pretrained(tmp_path)
+
+
+def test_a_graph_that_computes_no_numbers_gives_no_caption(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxscript")
+    captioner = Captioner.from_pretrained(exported.folder("onnx"))
+    run_say = captioner.backend.run_say
+
+    def damaged(ids: np.ndarray, state: dict[str, np.ndarray]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        log_probs, changed = run_say(ids, state)
+        return np.full_like(log_probs, np.nan), changed
+
+    monkeypatch.setattr(captioner.backend, "run_say", damaged)
+    with pytest.raises(MeshcapError, match="computes no numbers"):
+        captioner.caption(exported.pictures()[0])

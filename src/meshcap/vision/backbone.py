@@ -101,7 +101,7 @@ class Patches(Vision):
         super().__init__()
         if not isinstance(cells, int) or isinstance(cells, bool) or cells < 1:
             raise MeshcapError(f"cells is {cells!r}, expected at least 1 cell in a row")
-        if side is not None and (not isinstance(side, int) or isinstance(side, bool) or side < 1):
+        if side is not None and (not isinstance(side, int) or isinstance(side, bool)):
             raise MeshcapError(f"side is {side!r}, expected a number of pixels")
         if not isinstance(gain, int | float) or isinstance(gain, bool) or not 0 < gain < 1e30:
             raise MeshcapError(f"gain is {gain!r}, expected a number above 0")
