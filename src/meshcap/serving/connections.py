@@ -7,6 +7,7 @@ descriptor for. Here a header has its time, and connections above the limit are 
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import suppress
 from typing import Any
 
@@ -18,11 +19,17 @@ KEEP_ALIVE = 30  # seconds between two requests
 MOST_HEADER = 32_768  # bytes
 CONNECTIONS = 1000
 SPARE = 128  # descriptors for everything but connections
-FULL = (
-    b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\n"
-    b"Content-Type: application/json\r\nContent-Length: 86\r\n\r\n"
-    b'{"error": {"status": 503, "message": "too many connections: try again in a second"}}\r\n'
-)
+LINGER = 2.0  # seconds that a refused client may go on sending: closed at once, it would not see the answer
+
+
+def _refusal(status: int, phrase: str, message: str, more: str = "") -> bytes:
+    body = json.dumps({"error": {"status": status, "message": message}})
+    head = f"HTTP/1.1 {status} {phrase}\r\nConnection: close\r\n{more}Content-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode("ascii")
+
+
+FULL = _refusal(503, "Service Unavailable", "too many connections: try again in a second", "Retry-After: 1\r\n")
+NO_HTTP = _refusal(400, "Bad Request", "the request is no HTTP: expected a request line and headers")
 
 
 class TimedProtocol(H11Protocol):
@@ -31,25 +38,40 @@ class TimedProtocol(H11Protocol):
     most = CONNECTIONS
     header_seconds = HEADER_SECONDS
     _timer: asyncio.TimerHandle | None = None
-    _full = False
+    _refused = False
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         if len(self.connections) > self.most:
-            self._full = True
-            transport.write(FULL)
-            transport.close()
+            self._refuse(FULL)
             return
         self._start_timer()
 
     def data_received(self, data: bytes) -> None:
-        if self._full:
+        if self._refused:
             return
         super().data_received(data)
+        if self._refused:
+            return
         if self.conn.their_state is h11.IDLE:
             self._start_timer()  # part of a header: its time runs from its first byte, not from its last
         else:
             self._stop_timer()
+
+    def send_400_response(self, msg: str) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self._refuse(NO_HTTP)
+        else:  # in the middle of another answer
+            self.transport.close()
+
+    def _refuse(self, answer: bytes) -> None:
+        """Answer, take no notice of what else is sent, and close a little later."""
+        self._refused = True
+        self._stop_timer()
+        self.transport.write(answer)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._timer = self.loop.call_later(LINGER, self.transport.close)
 
     def on_response_complete(self) -> None:
         self._stop_timer()
