@@ -148,5 +148,5 @@ def test_no_sources(seeing: Captioner) -> None:
 
 
 def test_how_many_pictures_go_together(seeing: Captioner) -> None:
-    assert seeing.batch_size == 8
+    assert seeing.batch_size == 4
     assert copy.deepcopy(seeing).to(dtype="int8").batch_size == 4

@@ -49,7 +49,7 @@ def test_loopback_unless_told(folder: Path, ran: list[dict[str, Any]], capsys: p
     assert ran[0]["host"] == "127.0.0.1"
     out, err = capsys.readouterr()
     assert out.startswith("tiny listens at http://127.0.0.1:") and err == ""
-    with TestClient(ran[0]["app"]) as client:
+    with TestClient(ran[0]["app"], base_url="http://127.0.0.1") as client:
         facts = client.get("/version").json()
         assert facts["limits"] == {
             "bytes": 32 * 2**20, "pixels": 64_000_000, "pictures": 32, "seconds": 60, "max_words": tiny.LONGEST - 1,
@@ -61,7 +61,7 @@ def test_options_become_limits(folder: Path, ran: list[dict[str, Any]]) -> None:
     more = ("--max-mb", 0.5, "--max-megapixels", 2, "--max-pictures", 99, "--max-seconds", 7, "--queue", 8, "--log")
     assert call(words(folder, *more, "--allow-urls", "--cors", "https://friend.example")) == 0
     assert (ran[0]["seconds"], ran[0]["log"]) == (7, True)
-    with TestClient(ran[0]["app"]) as client:
+    with TestClient(ran[0]["app"], base_url="http://127.0.0.1") as client:
         facts = client.get("/version", headers={"Origin": "https://friend.example"})
         assert facts.headers["access-control-allow-origin"] == "https://friend.example"
         limits = facts.json()["limits"]
@@ -83,7 +83,7 @@ def test_open_to_others_without_keys_is_warned_of(
     monkeypatch.setenv(KEYS, "a-long-enough-key-3")
     assert call(words(folder)) == 0
     for at, key in ((1, "a-long-enough-key-2"), (2, "a-long-enough-key-3")):
-        with TestClient(ran[at]["app"]) as client:
+        with TestClient(ran[at]["app"], base_url="http://127.0.0.1") as client:
             assert client.get("/version").status_code == 401
             assert client.get("/version", headers={"X-API-Key": key}).status_code == 200
 
