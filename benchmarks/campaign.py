@@ -30,6 +30,7 @@ import threading
 import time
 import warnings
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -365,7 +366,11 @@ def schema(found: Round, tries: int, seed: int, here: Path) -> None:
         done = subprocess.run([*words, "--checks", checks], capture_output=True, text=True, cwd=here)
         generated = re.search(r"([\d,]+) generated", done.stdout)
         found.tries = int(generated[1].replace(",", "")) if generated else examples
-        found.slowest, found.memory = time.monotonic() - start, memory_of_all(process)
+        found.memory = memory_of_all(process)
+        text = ask(port, None, path="/metrics")[1].decode()
+        counts = re.findall(r"requests_total\{path=./v1/caption.,status=.(\d+).\} (\d+)", text)
+        found.note = f"{time.monotonic() - start:.0f} s in all; captions: " + ", ".join(f"{n} × {s}" for s, n in counts)
+        found.expect(sum(int(n) for _, n in counts) > 50, f"hardly anything was asked: {found.note}")
         if done.returncode:
             (here / "schemathesis.txt").write_text(done.stdout)
             found.failures.append(f"schemathesis: {' '.join(done.stdout.split())[-400:]}")
@@ -412,6 +417,7 @@ def load(found: Round, seconds: float, clients: int, seed: int, here: Path) -> N
     until = time.monotonic() + seconds
     lock = threading.Lock()
     peak = [0.0]
+    statuses: Counter[int] = Counter()
 
     with server(here) as (process, port):
         idle = memory_of_all(process)
@@ -424,7 +430,7 @@ def load(found: Round, seconds: float, clients: int, seed: int, here: Path) -> N
                 content = dice.choice(kinds[:8]) if good else broken(dice.choice(kinds), kinds, dice)
                 if kind > 0.97:
                     content = dice.choice(hostile)
-                start = time.monotonic()
+                start, status = time.monotonic(), 0
                 try:
                     status, body = ask(port, content)
                     json.loads(body)
@@ -435,6 +441,7 @@ def load(found: Round, seconds: float, clients: int, seed: int, here: Path) -> N
                 with lock:
                     found.tries += 1
                     found.slowest = max(found.slowest, time.monotonic() - start)
+                    statuses[status] += 1
                     if wrong:
                         found.failures.append(wrong)
 
@@ -446,6 +453,8 @@ def load(found: Round, seconds: float, clients: int, seed: int, here: Path) -> N
             time.sleep(0.2)
         found.expect(process.poll() is None and ask(port, None, path="/ready")[0] == 200, "not ready afterwards")
     found.memory = peak[0]
+    found.note = ", ".join(f"{count:,} × {status}" for status, count in sorted(statuses.items()))
+    found.expect(statuses[200] > found.tries // 4 and statuses[422] > 0, f"mostly refused: {found.note}")
     decoders = min(4, os.cpu_count() or 1)
     found.expect(peak[0] - idle < decoders * PROMISED, f"{peak[0] - idle:.0f} MB above the idle server")
 
@@ -521,7 +530,9 @@ def batch(found: Round, count: int, seed: int, here: Path) -> None:
         with found.trying("batch killed", hang=600):
             (here / "killed.jsonl").unlink(missing_ok=True)
             for _ in range(3):
-                found.kills += run_and_kill([*common, "--out", "killed.jsonl"], dice.uniform(0.3, 1) * usual, here)
+                blocks = set((here / "killed.jsonl.parts").rglob("0*.jsonl"))
+                killed = run_and_kill([*common, "--out", "killed.jsonl"], dice.uniform(0.5, 1) * usual, here)
+                found.kills += killed and set((here / "killed.jsonl.parts").rglob("0*.jsonl")) > blocks
             done = run([*common, "--out", "killed.jsonl"], here)
             found.expect(done.returncode == 1 and "Traceback" not in done.stderr, f"batch: {done.stderr[-200:]}")
             same = (here / "killed.jsonl").read_bytes() == (here / "straight.jsonl").read_bytes()
@@ -548,7 +559,7 @@ def trainer(found: Round, count: int, seed: int, here: Path) -> None:
             words = tiny_data.train_words(data, folder, **options)
             killed = run_and_kill(words, dice.uniform(0.3 * usual, usual), here)
             for _ in range(8):
-                found.kills += killed
+                found.kills += killed and (folder / "log.jsonl").exists()
                 if not killed:
                     break
                 again = [*words, "--resume"] if (folder / "log.jsonl").exists() else words
@@ -563,7 +574,7 @@ def trainer(found: Round, count: int, seed: int, here: Path) -> None:
 
 def disk(found: Round, count: int, seed: int, here: Path) -> None:
     """A disk that is really full, in the middle of a job: one line, nothing half, and the same call goes on."""
-    place = here / "full"
+    place, met = here / "full", 0
     place.mkdir()
     if os.name != "posix" or os.geteuid() or subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place)], capture_output=True
@@ -590,6 +601,7 @@ def disk(found: Round, count: int, seed: int, here: Path) -> None:
                 os.truncate(filler, max(0, filler.stat().st_size - left))
                 done = run(words, here)
                 lines = [line for line in done.stderr.splitlines() if "error" in line]
+                met += done.returncode != 0
                 tidy = done.returncode in (0, 1, 2) and "Traceback" not in done.stderr and len(lines) <= 1
                 found.expect(tidy, f"with {left} bytes left: {done.returncode} {done.stderr[-200:]}")
                 filler.unlink()
@@ -597,6 +609,8 @@ def disk(found: Round, count: int, seed: int, here: Path) -> None:
                 found.expect(again.returncode == 0, f"after room was made: {again.stderr[-200:]}")
                 same = (place / "captions.jsonl").read_bytes() == (here / "expected.jsonl").read_bytes()
                 found.expect(same, "another table after a full disk")
+        found.note = f"{met} of {found.tries} jobs met the full disk"
+        found.expect(met > 0, "no job met the full disk")
     finally:
         subprocess.run(["umount", str(place)], capture_output=True)
 
@@ -622,19 +636,38 @@ def ray(found: Round, count: int, seed: int, here: Path) -> None:
                 [sys.executable, "-m", "meshcap", *words], cwd=here, env=environment(),
                 stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
             )  # fmt: skip
-            until = time.monotonic() + dice.uniform(10, 30)
-            while process.poll() is None and time.monotonic() < until:
-                time.sleep(0.5)
-            for path in Path("/proc").glob("[0-9]*/cmdline"):
-                with contextlib.suppress(OSError):
-                    if path.read_bytes().startswith(b"ray::") and str(here) in os.readlink(path.parent / "cwd"):
-                        os.kill(int(path.parent.name), signal.SIGKILL)
-                        break
+            parts, until = here / f"ray{number}.jsonl.parts", time.monotonic() + 120
+            while process.poll() is None and time.monotonic() < until and not list(parts.rglob("0*.jsonl")):
+                time.sleep(0.02)  # until the first rows are there
+            time.sleep(dice.uniform(0, 0.3))
+            for pid, name in descendants(process.pid):
+                if name.startswith("ray::") and "IDLE" not in name:
+                    with contextlib.suppress(OSError):
+                        os.kill(pid, signal.SIGKILL)
+                        found.kills += 1
+                    break
             process.communicate()
             if process.returncode:
                 found.expect(run(words, here).returncode == 0, "the same call did not go on")
             same = (here / f"ray{number}.jsonl").read_bytes() == (here / "alone.jsonl").read_bytes()
             found.expect(same, "another table with Ray")
+    found.expect(found.kills > 0, "no worker was killed")
+
+
+def descendants(pid: int) -> list[tuple[int, str]]:
+    """The processes below one, and their command lines."""
+    below: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            below.setdefault(int(path.read_text().rpartition(")")[2].split()[1]), []).append(int(path.parent.name))
+    found, waiting = [], [pid]
+    while waiting:
+        for child in below.get(waiting.pop(), []):
+            waiting.append(child)
+            with contextlib.suppress(OSError):
+                name = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+                found.append((child, name))
+    return found
 
 
 def campaign(
@@ -691,7 +724,7 @@ def report(results: list[Round], json_: bool) -> None:
     table = Table("round", "tries", "failures", "slowest", "most memory", "")
     for one in results:
         shown = [f"{one.slowest:.1f} s", f"{one.memory:,.0f} MB" if one.memory else ""]
-        note = escape(one.note or (f"{one.kills} kills" if one.kills else ""))
+        note = escape(one.note or (f"{one.kills} kills at work" if one.kills else ""))
         table.add_row(one.name, f"{one.tries:,}", str(len(one.failures)), *shown, note)
     Console().print(table)
 
