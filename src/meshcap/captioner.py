@@ -35,12 +35,15 @@ from meshcap.errors import FailedError, MeshcapError
 from meshcap.folders import CALIBRATION, DEFAULT, VOCABULARY, Bits, find_file, find_optional, folder_of
 from meshcap.options import CaptionFields, CaptionOptions, Plan, ids_of_phrase, plan
 from meshcap.text import Vocabulary
+from meshcap.text.sentence import fit_articles
+from meshcap.text.vocabulary import SPECIAL
 from meshcap.vision.pictures import Source, read_picture
 
 if TYPE_CHECKING:
     import torch
 
     from meshcap.calibration import Calibration
+    from meshcap.decoding.extension import Extension
     from meshcap.models import CaptionModel
     from meshcap.regions import Regions
     from meshcap.vision import Vision
@@ -192,22 +195,35 @@ class Captioner:
         return seen
 
     def search(
-        self, regions: Regions, options: CaptionOptions | None = None, **fields: Unpack[CaptionFields]
+        self,
+        regions: Regions,
+        options: CaptionOptions | None = None,
+        *,
+        extension: Extension | None = None,
+        **fields: Unpack[CaptionFields],
     ) -> Hypotheses:
         """Hypotheses of each picture, best first.
+
+        Args:
+            extension: words beside those of the vocabulary, for this search; `must` and `must_not` may name them.
 
         Raises:
             MeshcapError: regions that do not fit the model, unknown words, options that contradict each other.
         """
         options = options_of(options, fields)
         self.backend.check(regions)
-        return self._search(regions, options)
+        return self._search(regions, options, extension)
 
-    def _search(self, regions: Any, options: CaptionOptions) -> Hypotheses:
-        strategy, rules = self.plan(options)
+    def _search(self, regions: Any, options: CaptionOptions, extension: Extension | None = None) -> Hypotheses:
+        if extension is None or not (options.must or options.must_not):
+            strategy, rules = self.plan(options)
+        else:
+            strategy, rules = plan(options, self.vocabulary.extended(extension.words), self.backend.settings)
         # Captions that turn out alike are left out when they are said: then others must be there to take their place.
         kept = 1 if options.n == 1 else strategy.width
-        return self.backend.search(regions, strategy, rules, n_best=kept, attention=options.attention)
+        return self.backend.search(
+            regions, strategy, rules, n_best=kept, attention=options.attention, extension=extension
+        )
 
     def say(
         self, found: Hypotheses, options: CaptionOptions | None = None, **fields: Unpack[CaptionFields]
@@ -483,20 +499,27 @@ class Captioner:
         length, finished = int(found.lengths[picture, rank]), bool(found.finished[picture, rank])
         ids = found.ids[picture, rank, :length].tolist()
         log_probs = found.log_probs[picture, rank, :length].tolist()
-        words = self.vocabulary.decode(ids)
         likely = float(np.exp(sum(log_probs) / max(1, length)))
+        confidence = likely if self.calibration is None or not log_probs else self.calibration.apply(log_probs)
+        vocabulary = self.vocabulary if found.extension is None else self.vocabulary.extended(found.extension.words)
+        words = vocabulary.decode(ids)
+        places = list(range(len(words)))
+        if found.extension is not None:
+            fitting = self._fit(words, ids, found.extension)
+            words, places = list(fitting.values()), list(fitting)
+            log_probs = _merged(log_probs, places)
         missing, warning = 0, None
         if options.must:
             missing = len(options.must) - int(found.satisfied[picture, rank])
             warning = _warning(options, missing, likely, float(found.unconstrained[picture]))
         weights = None
         if found.attention is not None:
-            weights = found.attention["words"][picture, rank, : len(words)].float().cpu()
+            weights = found.attention["words"][picture, rank, places].float().cpu()
         return Caption(
-            text=self.vocabulary.sentence(ids),
+            text=self.vocabulary.sentence([*words, SPECIAL[3]] if finished else words),
             words=words,
             log_probs=log_probs,
-            confidence=likely if self.calibration is None or not log_probs else self.calibration.apply(log_probs),
+            confidence=confidence,
             probability=likely,
             score=float(found.scores[picture, rank]),
             finished=finished,
@@ -504,6 +527,13 @@ class Captioner:
             warning=warning,
             attention=weights,
         )
+
+    def _fit(self, words: list[str], ids: list[int], extension: Extension) -> dict[int, str]:
+        """Words by their places, with articles that fit words for the moment."""
+        known = len(self.vocabulary)
+        new = {place: one - known for place, one in enumerate(ids) if one >= known}
+        names = {place for place, one in new.items() if extension.proper and extension.proper[one]}
+        return fit_articles(words, new, names)
 
     def _torch(self) -> Any:
         if self.backend.name != "torch":
@@ -585,6 +615,15 @@ def _warning(options: CaptionOptions, missing: int, likely: float, without: floa
         named = ", ".join(options.must)
         return f"{named!r} does not suit the picture: the words of a caption without are {times:.1f} times as likely"
     return None
+
+
+def _merged(log_probs: list[float], places: list[int]) -> list[float]:
+    """Log-probabilities of the words at these places and of the end; one left out goes to the word after it."""
+    sums, since = [], 0
+    for place in places:
+        sums.append(sum(log_probs[since : place + 1]))
+        since = place + 1
+    return sums + log_probs[since:]
 
 
 def _shown(blocks: Iterable[Any], total: int, progress: bool) -> Iterator[Any]:

@@ -347,7 +347,7 @@ def ids_of_phrase(phrase: str, vocabulary: Vocabulary, purpose: str) -> list[int
     Raises:
         MeshcapError: a word that captions cannot hold.
     """
-    words = phrase.split()
+    words = [phrase] if phrase in vocabulary else phrase.split()  # a word for the moment may hold spaces
     if not all(word in vocabulary for word in words):
         words = vocabulary.tokens(phrase)
     if not words:

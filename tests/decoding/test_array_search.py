@@ -135,5 +135,7 @@ def test_what_has_no_sense_is_refused() -> None:
             eager.search(seen, beam, rules, n_best=n_best)
     with pytest.raises(MeshcapError, match="attention is not part of an exported model"):
         eager.search(seen, Beam(), Rules(max_length=5), attention=True)
+    with pytest.raises(MeshcapError, match="says the words of its vocabulary alone"):
+        eager.search(seen, Beam(), Rules(max_length=5), extension=("okapi",))
     with pytest.raises(MeshcapError, match="reads pictures, not Regions"):
         eager.search(REGIONS, Beam(), Rules(max_length=5))

@@ -12,6 +12,7 @@ from meshcap.errors import MeshcapError
 if TYPE_CHECKING:
     import numpy as np
 
+    from meshcap.decoding.extension import Extension
     from meshcap.vision.preprocess import Preprocess
 
 
@@ -41,9 +42,19 @@ class Backend(ABC):
 
     @abstractmethod
     def search(
-        self, seen: Any, strategy: Strategy, rules: Rules, *, n_best: int = 1, attention: bool = False
+        self,
+        seen: Any,
+        strategy: Strategy,
+        rules: Rules,
+        *,
+        n_best: int = 1,
+        attention: bool = False,
+        extension: Extension | None = None,
     ) -> Hypotheses:
         """The n best captions of each picture.
+
+        Args:
+            extension: words beside those of the vocabulary.
 
         Raises:
             MeshcapError: what this backend cannot do, or what does not fit the model.

@@ -184,10 +184,19 @@ class ExportedBackend(Backend):
             raise MeshcapError(f"an exported model reads pictures, not {type(seen).__name__}: use backend='torch'")
 
     def search(
-        self, seen: Any, strategy: Strategy, rules: Rules, *, n_best: int = 1, attention: bool = False
+        self,
+        seen: Any,
+        strategy: Strategy,
+        rules: Rules,
+        *,
+        n_best: int = 1,
+        attention: bool = False,
+        extension: Any = None,
     ) -> Hypotheses:
         if attention:
             raise MeshcapError("attention is not part of an exported model: use backend='torch'")
+        if extension is not None:
+            raise MeshcapError("an exported model says the words of its vocabulary alone: use backend='torch'")
         self.check(seen)
         steps = Steps(self, seen, width=strategy.width, length=rules.max_length)
         return search_arrays(

@@ -13,6 +13,7 @@ import ctypes
 import os
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -22,8 +23,9 @@ from torch import nn
 
 from meshcap.backends.base import Backend
 from meshcap.backends.exported import expect_not_exported
+from meshcap.decoding.extension import Extended, Extension
 from meshcap.decoding.records import Hypotheses, Rules, Strategy
-from meshcap.decoding.search import Graphs, decode
+from meshcap.decoding.search import Decodable, Graphs, decode
 from meshcap.errors import MeshcapError
 from meshcap.models import CaptionModel, ModelConfig, load_model
 from meshcap.models.packed import can_pack, multiplies_bfloat16, pack
@@ -107,12 +109,23 @@ class TorchBackend(Backend):
         Regions.checked(seen, width=self.settings.d_input, boxes=self.settings.boxes)
 
     def search(
-        self, seen: Regions, strategy: Strategy, rules: Rules, *, n_best: int = 1, attention: bool = False
+        self,
+        seen: Regions,
+        strategy: Strategy,
+        rules: Rules,
+        *,
+        n_best: int = 1,
+        attention: bool = False,
+        extension: Extension | None = None,
     ) -> Hypotheses:
-        model = self.prepared().model
-        return decode(
-            model, self._fitting(seen), strategy, rules, n_best=n_best, attention=attention, graphs=self.graphs
-        )
+        model: Decodable = self.prepared().model
+        graphs: Graphs | None = self.graphs
+        if extension is not None:
+            extension.check(model.config, len(seen))
+            # Words for the moment are others in the next search: nothing of it would be recorded twice.
+            model, graphs = Extended(model, extension), None
+        found = decode(model, self._fitting(seen), strategy, rules, n_best=n_best, attention=attention, graphs=graphs)
+        return found if extension is None else replace(found, extension=extension)
 
     @torch.no_grad()
     def score(self, seen: Regions, ids: Sequence[Sequence[int]]) -> list[list[float]]:

@@ -23,6 +23,7 @@ from meshcap.decoding.records import (
 
 if TYPE_CHECKING:  # the same table again, in the form that type checkers read
     from meshcap.decoding.ensemble import Ensemble
+    from meshcap.decoding.extension import Extended, Extension, Shares
     from meshcap.decoding.search import Decodable, Graphs, State, decode
 
 __all__ = [
@@ -31,12 +32,15 @@ __all__ = [
     "Decodable",
     "DiverseBeam",
     "Ensemble",
+    "Extended",
+    "Extension",
     "Graphs",
     "Greedy",
     "Hypotheses",
     "Rules",
     "Sample",
     "Settings",
+    "Shares",
     "State",
     "Strategy",
     "decode",
@@ -45,7 +49,10 @@ __all__ = [
 _MODULES = {
     "Decodable": "meshcap.decoding.search",
     "Ensemble": "meshcap.decoding.ensemble",
+    "Extended": "meshcap.decoding.extension",
+    "Extension": "meshcap.decoding.extension",
     "Graphs": "meshcap.decoding.search",
+    "Shares": "meshcap.decoding.extension",
     "State": "meshcap.decoding.search",
     "decode": "meshcap.decoding.search",
 }

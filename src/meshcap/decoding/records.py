@@ -242,6 +242,7 @@ class Hypotheses:
     unconstrained: Any = None
     # On request: `words` (B, n, T, N) and whatever else the model tells about how it looked.
     attention: dict[str, Any] | None = None
+    extension: Any = None  # an `Extension`: the words that ids from the vocabulary's size on stand for
 
     @property
     def confidence(self) -> Any:

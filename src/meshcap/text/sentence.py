@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 
 from meshcap.text.ptb import ptb_tokenize
@@ -48,6 +48,36 @@ BAD_ENDINGS = frozenset(
 OPEN_ENDINGS = BAD_ENDINGS | frozenset(
     "wearing holding carrying riding using having containing including next top front side filled covered made".split()
 )
+
+
+ARTICLES = ("a", "an")
+# Where the first letter misleads: "an hour", "a unicorn", "a one-way street".
+VOWEL_SOUND = ("hour", "honest", "honor", "honour", "heir")
+CONSONANT_SOUND = ("uni", "use", "usu", "uti", "uto", "eu", "ewe", "one", "once", "ukulele", "ura", "ufo")
+
+
+def with_article(word: str) -> str:
+    """The article that a word takes: "a" or "an", by how it is commonly said."""
+    low = word.lower()
+    if low.startswith(VOWEL_SOUND):
+        return "an"
+    un = low.startswith(("unin", "unim"))  # "uninhabited" begins with another sound than "uniform"
+    return "an" if low[:1] in tuple("aeiou") and (un or not low.startswith(CONSONANT_SOUND)) else "a"
+
+
+def fit_articles(words: Sequence[str], new: Collection[int], proper: Collection[int] = ()) -> dict[int, str]:
+    """Words by their places, articles before those at the places `new` made to fit: "a okapi" as "an okapi".
+
+    At the places `proper` stands a name: an article before it is left out, as "Rex" has none.
+    """
+    fitting = dict(enumerate(words))
+    for place in sorted(new):
+        before = fitting.get(place - 1, "")
+        if place in proper and before in (*ARTICLES, "the"):
+            del fitting[place - 1]
+        elif place not in proper and before in ARTICLES:
+            fitting[place - 1] = with_article(fitting[place])
+    return fitting
 
 
 def join_words(words: Iterable[str], tokenizer: str = "ptb") -> str:

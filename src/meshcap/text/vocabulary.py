@@ -13,12 +13,13 @@ import difflib
 import json
 import os
 import reprlib
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from operator import index
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from meshcap.errors import MeshcapError
 from meshcap.files import write_text
@@ -124,6 +125,22 @@ class Vocabulary:
         """Write beside `path`, then rename: a reader sees the old file or the new one, never half of one."""
         text = json.dumps(self._as_tokenizers(), ensure_ascii=False, indent=2) + "\n"
         write_text(Path(path), text)
+
+    def extended(self, words: Sequence[str]) -> Vocabulary:
+        """The same with words for the moment, whose ids go on after its own. Capitals of a name need not be given.
+
+        A word that it has already keeps its id, and the new id is another way of saying it.
+        """
+        if not words:
+            return self
+        larger = copy(self)
+        added: dict[str, int] = {}
+        for place, word in enumerate(words, len(self)):
+            added.setdefault(word, place)
+            added.setdefault(word.lower(), place)
+        larger._words = [*self._words, *words]
+        larger._ids = cast("dict[str, int]", ChainMap(self._ids, added))
+        return larger
 
     @property
     def words(self) -> list[str]:
