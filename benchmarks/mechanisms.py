@@ -151,7 +151,7 @@ def bench_mechanisms(
         raise MeshcapError(f"{jobs} jobs in each of {world.size} processes: give --jobs without torchrun")
     settings = settings.but(
         {
-            "model.name": REFERENCE, "model.encoder_layers": layers, "model.decoder_layers": layers,
+            "model.arch": REFERENCE, "model.encoder_layers": layers, "model.decoder_layers": layers,
             "xe.lr_vision": 0.0, "xe.augment": 0.0, "xe.region_dropout": 0.0,
             "run.stages": ("xe",), "run.patience": 0, "run.track": (),
         }
@@ -311,7 +311,7 @@ def timing_of(base: Run, layers: int) -> Work:
 
 def started(base: Run, case: Case, seed: int, changes: Mapping[str, Any] | None = None) -> Run:
     """A run of a case from new weights; the same vision, and what it saw, for all."""
-    own = {"model.slots": None, **case.changes, **(changes or {}), "model.name": case.model, "run.seed": seed}
+    own = {"model.slots": None, **case.changes, **(changes or {}), "model.arch": case.model, "run.seed": seed}
     settings = base.settings.but(own | {f"model.{name}": value for name, value in case.options.items()})
     torch.manual_seed(seed)
     model = build(settings, base.tokens, base.store).model.to(base.world.device)

@@ -25,7 +25,7 @@ REFERENCE = "m2"  # what all others are compared with
 RESULTS, BENCH = "results.jsonl", "bench.json"
 RESAMPLES = 1000
 # Settings that say where things are or how the work is shared out: results do not depend on them.
-ELSEWHERE = ("data.path", "run.out", "run.seed", "model.name", "run.threads", "data.workers")
+ELSEWHERE = ("data.path", "run.out", "run.seed", "model.arch", "run.threads", "data.workers")
 
 
 @dataclass(frozen=True)

@@ -35,14 +35,14 @@ from meshcap.models.recurrent import reading_order
 MESHCAP = [sys.executable, "-m", "meshcap"]
 STEPS, SCENE = 800, 700_000_025  # a scene of the test split
 KINDS = {  # folders, and what is each captioner's own; all else is the same for all
-    "seq2seq": ["--model", "seq2seq"],
-    "soft": ["--model", "show-attend-tell"],
-    "hard": ["--model", "show-attend-tell", "--set", "attention=hard"],
-    "hierarchical": ["--model", "hierarchical"],
-    "ntm": ["--model", "ntm", "--set", "memory_rows=12"],
-    "hopfield": ["--model", "hopfield", "--set", "patterns=16"],
-    "transformer": ["--model", "transformer"],
-    "m2": ["--model", "m2", "--set", "slots=16"],
+    "seq2seq": ["--arch", "seq2seq"],
+    "soft": ["--arch", "show-attend-tell"],
+    "hard": ["--arch", "show-attend-tell", "--set", "model.attention=hard"],
+    "hierarchical": ["--arch", "hierarchical"],
+    "ntm": ["--arch", "ntm", "--set", "model.memory_rows=12"],
+    "hopfield": ["--arch", "hopfield", "--set", "model.patterns=16"],
+    "transformer": ["--arch", "transformer"],
+    "m2": ["--arch", "m2", "--set", "model.slots=16"],
 }
 
 # Lengths are in pixels of a page 720 wide; a file has twice as many.
@@ -69,7 +69,7 @@ def train(out: Path) -> None:
     """Scenes, and a captioner of each kind, as far as they are not there yet."""
     subprocess.run([*MESHCAP, "data", "draw", str(out / "scenes")], check=True)
     for name, own in KINDS.items():
-        new = ["--vision", "small-cnn", "--xe-steps", str(STEPS), "--set", "encoder_layers=2"]
+        new = ["--vision", "small-cnn", "--xe-steps", str(STEPS), "--set", "model.encoder_layers=2"]
         _train(out, name, [*own, *new])
     if not (out / "hardened-start").exists():
         harden(out / "soft", out / "hardened-start")

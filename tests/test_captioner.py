@@ -16,7 +16,7 @@ import tiny_captioner
 from meshcap import Captioner, MeshcapError, Regions
 from meshcap.captioner import UNSUITED
 from meshcap.data.scenes import draw_scene
-from meshcap.decoding import Beam, Greedy, Hypotheses, Sample
+from meshcap.decoding import Beam, Greedy, Hypotheses, Sampling
 from meshcap.text import Vocabulary
 from meshcap.vision import create_vision
 
@@ -92,8 +92,8 @@ def test_strategies_are_passed_on(speaker: Captioner) -> None:
     regions = tiny.pictures(3, 5)
     greedy = speaker.caption(regions, strategy=Greedy(), max_words=8)
     assert [c.words for c in greedy] == [c.words for c in speaker.caption(regions, strategy=Beam(1), max_words=8)]
-    drawn = speaker.caption(regions, strategy=Sample(4, seed=1), n=4, max_words=8)
-    assert drawn == speaker.caption(regions, strategy=Sample(4, seed=1), n=4, max_words=8)
+    drawn = speaker.caption(regions, strategy=Sampling(4, seed=1), n=4, max_words=8)
+    assert drawn == speaker.caption(regions, strategy=Sampling(4, seed=1), n=4, max_words=8)
 
 
 def test_round_trip_through_a_folder(speaker: Captioner, tmp_path: Path) -> None:

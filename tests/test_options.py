@@ -16,7 +16,7 @@ from meshcap import Captioner, CaptionOptions, MeshcapError, cli
 from meshcap.calibration import Calibration
 from meshcap.cli.options import flag
 from meshcap.data.scenes import draw_scene
-from meshcap.decoding import Beam, DiverseBeam, Greedy, Sample
+from meshcap.decoding import Beam, DiverseBeam, Greedy, Sampling
 from meshcap.options import DEFAULTS, HELP, NAMES, CaptionFields, OptionError
 from serving import small
 
@@ -228,12 +228,12 @@ def test_strategies_by_name_and_as_records() -> None:
         ({"groups": 1}, Beam(5)),
         ({"strategy": "diverse"}, DiverseBeam(6, 3)),
         ({"strategy": "diverse", "n": 4}, DiverseBeam(8, 4)),
-        ({"strategy": "sample", "n": 2, "top_k": 3, "seed": 1}, Sample(2, 1.0, 3, 1.0, 1)),
+        ({"strategy": "sample", "n": 2, "top_k": 3, "seed": 1}, Sampling(2, 1.0, 3, 1.0, 1)),
         ({"strategy": Beam(9, 1.0), "n": 9}, Beam(9, 1.0)),
     ):
         assert CaptionOptions(**options).search() == expected, options
     one, other = (CaptionOptions(strategy="sample").search() for _ in range(2))
-    assert isinstance(one, Sample) and isinstance(other, Sample) and one.seed != other.seed
+    assert isinstance(one, Sampling) and isinstance(other, Sampling) and one.seed != other.seed
     with pytest.raises(MeshcapError, match="beams belongs into the strategy that was given"):
         CaptionOptions(strategy=Beam(9), beams=3)
 

@@ -15,7 +15,7 @@ from meshcap.errors import MeshcapError
 if TYPE_CHECKING:  # the same table again, in the form that type checkers read
     from meshcap.caption import Caption
     from meshcap.captioner import Captioner
-    from meshcap.decoding import Beam, DiverseBeam, Greedy, Sample
+    from meshcap.decoding import Beam, DiverseBeam, Greedy, Sampling
     from meshcap.evaluation import evaluate
     from meshcap.metrics.score import score
     from meshcap.models import M2, M2Config, create_model, list_models, load_model
@@ -34,7 +34,7 @@ _MODULES = {
     "M2": "meshcap.models",
     "M2Config": "meshcap.models",
     "Regions": "meshcap.regions",
-    "Sample": "meshcap.decoding",
+    "Sampling": "meshcap.decoding",
     "create_model": "meshcap.models",
     "evaluate": "meshcap.evaluation",
     "list_models": "meshcap.models",
@@ -53,7 +53,7 @@ __all__ = [
     "M2Config",
     "MeshcapError",
     "Regions",
-    "Sample",
+    "Sampling",
     "__version__",
     "create_model",
     "evaluate",

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypedDict, get_args
 
-from meshcap.decoding.records import Beam, ConstrainedBeam, DiverseBeam, Greedy, Rules, Sample, Settings, Strategy
+from meshcap.decoding.records import Beam, ConstrainedBeam, DiverseBeam, Greedy, Rules, Sampling, Settings, Strategy
 from meshcap.errors import MeshcapError
 from meshcap.text.sentence import BAD_ENDINGS, OPEN_ENDINGS
 
@@ -185,7 +185,7 @@ class CaptionOptions:
             return Greedy()
         if self.strategy == "sample":
             seed = secrets.randbits(62) if self.seed is None else self.seed
-            return Sample(self.n, self.temperature, self.top_k, self.top_p, seed)
+            return Sampling(self.n, self.temperature, self.top_k, self.top_p, seed)
         beams = max(BEAMS, self.n) if self.beams is None else self.beams
         if self.strategy == "beam":
             return Beam(beams, self.length_penalty)

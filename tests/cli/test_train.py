@@ -132,7 +132,7 @@ OTHER = {
         "workers": 31,
     },
     "model": {
-        "name": "transformer", "start": "s", "vision": "patches", "size": 48, "geometry": "crop",
+        "arch": "transformer", "start": "s", "vision": "patches", "size": 48, "geometry": "crop",
         "d_model": 8, "heads": 4, "d_ff": 5, "encoder_layers": 6, "decoder_layers": 7, "slots": 0, "dropout": 0.5,
         "options": {"mesh": "last"},
     },
@@ -220,7 +220,7 @@ def test_what_was_chosen_is_saved(run: Path) -> None:
         ("run.patience=-1", "patience is -1"),
         ("model.mesh=diagonal", "diagonal"),
         ("model.vision=telescope", "telescope"),
-        ("model.name=m3", "m3"),
+        ("model.arch=m3", "m3"),
         ("model.size=50", "size is 50"),
         ("data.tokenizer=french", "french"),
     ],
@@ -485,12 +485,12 @@ def test_a_trained_model_keeps_its_kind_and_its_eyes(
 ) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     words = tiny_data.train_words(data, first, xe=1, scst=1, slots=0)
-    assert tiny_data.call([*words, "--model", "transformer"]) == 0
+    assert tiny_data.call([*words, "--arch", "transformer"]) == 0
     words = ["train", str(data), "--out", str(second), "--from", str(first), "--xe-steps", "1", "--stages", "xe"]
     refused(capsys, tmp_path, [*words, "--vision", "patches"], "keeps its own vision")
     assert tiny_data.call([*words, "--track", "none"]) == 0
     assert json.loads((second / "config.json").read_text())["model"] == "transformer"
-    assert TrainSettings.load(second).model.name == "transformer"
+    assert TrainSettings.load(second).model.arch == "transformer"
 
 
 def test_every_part_of_a_batch_has_a_picture(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

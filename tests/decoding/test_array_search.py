@@ -6,7 +6,7 @@ import torch
 
 import tiny
 from meshcap.backends.exported import ExportedBackend, Facts
-from meshcap.decoding import Beam, ConstrainedBeam, DiverseBeam, Greedy, Rules, Sample, decode
+from meshcap.decoding import Beam, ConstrainedBeam, DiverseBeam, Greedy, Rules, Sampling, decode
 from meshcap.errors import MeshcapError
 from meshcap.export.graphs import Say, parts_of
 from meshcap.models import CaptionModel
@@ -56,7 +56,7 @@ WAYS = [
     (DiverseBeam(6, 2, 0.8, 0.7), {"max_length": 6}),
     (ConstrainedBeam([[[[7], [9, 4]], [[8]]]], 2), {}),
     (ConstrainedBeam([[[[7]]], [[[9, 4], [5, 6]], [[8]]], [], [[[4, 5]]]], 3, 0.5), {"max_length": 6}),
-    (Sample(4, top_k=1), {}),  # nothing left to draw
+    (Sampling(4, top_k=1), {}),  # nothing left to draw
 ]
 
 
@@ -92,7 +92,7 @@ def test_draws_follow_the_model() -> None:
     model = tiny.shared("m2")
     eager = Eager(model, REGIONS)
     seen = eager.see(np.zeros((1, 3, 8, 8)))
-    strategy = Sample(4000, temperature=1.3, top_p=0.9, seed=3)
+    strategy = Sampling(4000, temperature=1.3, top_p=0.9, seed=3)
     found = eager.search(seen, strategy, Rules(max_length=1), n_best=4000)
     shares = np.bincount(found.ids[0, :, 0], minlength=tiny.VOCAB) / 4000
     theirs = decode(model, REGIONS[:1], strategy, Rules(max_length=1), n_best=4000).ids[0, :, 0]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tiny
-from meshcap.decoding import Beam, ConstrainedBeam, DiverseBeam, Greedy, Rules, Sample, Strategy, decode
+from meshcap.decoding import Beam, ConstrainedBeam, DiverseBeam, Greedy, Rules, Sampling, Strategy, decode
 
 PICTURES = tiny.pictures(3, 6, 2)
 RULES = Rules(max_length=7)
@@ -18,7 +18,7 @@ SEARCHES = {
     "constrained": ConstrainedBeam([[[[7], [9, 4]], [[8]]]], 2),
     "normalised constrained": ConstrainedBeam([[[[7, 5]]]], 2, 0.7),
 }
-STRATEGIES = {**SEARCHES, "sample": Sample(4, temperature=1.3, top_p=0.9)}
+STRATEGIES = {**SEARCHES, "sample": Sampling(4, temperature=1.3, top_p=0.9)}
 searches = pytest.mark.parametrize("strategy", SEARCHES.values(), ids=SEARCHES)
 strategies = pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
 

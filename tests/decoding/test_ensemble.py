@@ -5,7 +5,7 @@ import torch
 
 import tiny
 from decoding import naive
-from meshcap.decoding import Beam, ConstrainedBeam, DiverseBeam, Ensemble, Rules, Sample, decode
+from meshcap.decoding import Beam, ConstrainedBeam, DiverseBeam, Ensemble, Rules, Sampling, decode
 from meshcap.errors import MeshcapError
 
 PICTURES = tiny.pictures(3, 6, 2)
@@ -13,7 +13,7 @@ RULES = Rules(max_length=6, no_repeat_ngram=2)
 
 
 def test_of_one_model_twice_is_the_model(captioner) -> None:
-    for strategy in (Beam(3), DiverseBeam(4, 2), ConstrainedBeam([[[[7]]]], 2), Sample(3)):
+    for strategy in (Beam(3), DiverseBeam(4, 2), ConstrainedBeam([[[[7]]]], 2), Sampling(3)):
         alone, twice = (
             decode(model, PICTURES, strategy, RULES, n_best=2, attention=True)
             for model in (captioner, Ensemble([captioner, captioner]))

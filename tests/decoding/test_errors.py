@@ -3,7 +3,7 @@
 import pytest
 
 import tiny
-from meshcap.decoding import Beam, ConstrainedBeam, DiverseBeam, Greedy, Rules, Sample, decode
+from meshcap.decoding import Beam, ConstrainedBeam, DiverseBeam, Greedy, Rules, Sampling, decode
 from meshcap.errors import MeshcapError
 
 PICTURES = tiny.pictures(3, 6)
@@ -77,11 +77,11 @@ def test_too_many_states() -> None:
         (lambda: DiverseBeam(0, 0), "beams is 0, expected more than 0"),
         (lambda: DiverseBeam(6, 4), "6 beams do not divide into 4 equal groups"),
         (lambda: ConstrainedBeam([[[[7]]]], 0), "beams is 0, expected more than 0"),
-        (lambda: Sample(0), "samples is 0, expected more than 0"),
-        (lambda: Sample(temperature=0), "temperature is 0, expected more than 0"),
-        (lambda: Sample(top_k=-1), "top_k is -1, expected 0 (all words) or more"),
-        (lambda: Sample(top_p=0), "top_p is 0, expected a share above 0 and up to 1"),
-        (lambda: Sample(top_p=1.1), "top_p is 1.1, expected a share above 0 and up to 1"),
+        (lambda: Sampling(0), "samples is 0, expected more than 0"),
+        (lambda: Sampling(temperature=0), "temperature is 0, expected more than 0"),
+        (lambda: Sampling(top_k=-1), "top_k is -1, expected 0 (all words) or more"),
+        (lambda: Sampling(top_p=0), "top_p is 0, expected a share above 0 and up to 1"),
+        (lambda: Sampling(top_p=1.1), "top_p is 1.1, expected a share above 0 and up to 1"),
     ],
 )
 def test_options(make, message: str) -> None:

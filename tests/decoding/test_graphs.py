@@ -14,7 +14,7 @@ from meshcap.decoding import (
     Graphs,
     Greedy,
     Rules,
-    Sample,
+    Sampling,
     Strategy,
     decode,
 )
@@ -67,7 +67,7 @@ def test_captured_samples() -> None:
     model, graphs, pictures = tiny.build("m2").cuda(), Graphs(), tiny.pictures(3, 6).to("cuda")
 
     def sample(seed: int) -> list:
-        return decode(model, pictures, Sample(6, seed=seed), RULES, n_best=6, graphs=graphs).ids.tolist()
+        return decode(model, pictures, Sampling(6, seed=seed), RULES, n_best=6, graphs=graphs).ids.tolist()
 
     first, again, other = sample(1), sample(1), sample(2)
     assert first == again

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import tiny
 from decoding import naive
-from meshcap.decoding import Beam, ConstrainedBeam, DiverseBeam, Greedy, Rules, Sample, Strategy, decode
+from meshcap.decoding import Beam, ConstrainedBeam, DiverseBeam, Greedy, Rules, Sampling, Strategy, decode
 
 PICTURES = tiny.pictures(3, 6)
 STRATEGIES = {
@@ -16,7 +16,7 @@ STRATEGIES = {
     "beam": Beam(3),
     "diverse": DiverseBeam(4, 2),
     "constrained": ConstrainedBeam([[[[7, 8]]]], 2),
-    "sample": Sample(8, temperature=1.5),
+    "sample": Sampling(8, temperature=1.5),
 }
 words = st.integers(4, tiny.VOCAB - 1)
 

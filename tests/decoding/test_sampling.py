@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tiny
-from meshcap.decoding import Greedy, Rules, Sample, decode
+from meshcap.decoding import Greedy, Rules, Sampling, decode
 from meshcap.decoding.choose import keep_likeliest
 
 PICTURES = tiny.pictures(3, 6, 2)
@@ -14,7 +14,7 @@ RULES = Rules(max_length=6)
 
 
 def test_seeds(captioner) -> None:
-    first, again, other = (decode(captioner, PICTURES, Sample(6, seed=seed), RULES, n_best=6) for seed in (1, 1, 2))
+    first, again, other = (decode(captioner, PICTURES, Sampling(6, seed=seed), RULES, n_best=6) for seed in (1, 1, 2))
     assert torch.equal(first.ids, again.ids)
     assert torch.equal(first.log_probs, again.log_probs)
     assert not torch.equal(first.ids, other.ids)
@@ -24,7 +24,7 @@ def test_seeds(captioner) -> None:
 
 def test_the_likeliest_word_alone_is_greedy(captioner) -> None:
     greedy = decode(captioner, PICTURES, Greedy(), RULES).ids
-    for strategy in (Sample(3, top_k=1), Sample(3, top_p=1e-6), Sample(3, temperature=1e-3)):
+    for strategy in (Sampling(3, top_k=1), Sampling(3, top_p=1e-6), Sampling(3, temperature=1e-3)):
         sampled = decode(captioner, PICTURES, strategy, RULES, n_best=3).ids
         assert torch.equal(sampled, greedy.expand_as(sampled)), strategy
 
@@ -32,7 +32,7 @@ def test_the_likeliest_word_alone_is_greedy(captioner) -> None:
 def first_words(model, **options: float) -> torch.Tensor:
     """How often each word came first, (V,), in 20,000 samples of one picture."""
     same = tiny.pictures(4)[torch.zeros(1000, dtype=torch.long)]
-    found = decode(model, same, Sample(20, **options), Rules(max_length=1), n_best=20)
+    found = decode(model, same, Sampling(20, **options), Rules(max_length=1), n_best=20)
     return torch.bincount(found.ids.flatten(), minlength=model.config.vocab_size)
 
 

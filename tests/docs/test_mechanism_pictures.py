@@ -15,6 +15,7 @@ from docs.pages import ROOT
 from meshcap.captioner import Captioner
 from meshcap.models import MODELS
 from meshcap.text import Vocabulary
+from meshcap.training.settings import TrainSettings, parse
 from meshcap.vision import create_vision
 from tiny_captioner import WORDS
 
@@ -42,14 +43,18 @@ def captioner(name: str, **settings) -> Captioner:
 def stories(recipe):
     found = {}
     for name, options in recipe.KINDS.items():
-        own = {"attention": "hard"} if "attention=hard" in options else {}
-        found[name] = recipe.told(captioner(options[options.index("--model") + 1], **own), "a note")
+        own = {"attention": "hard"} if "model.attention=hard" in options else {}
+        found[name] = recipe.told(captioner(options[options.index("--arch") + 1], **own), "a note")
     found["hardened"] = found["hard"]
     return found
 
 
 def test_every_registered_captioner_is_trained(recipe):
-    assert {options[options.index("--model") + 1] for options in recipe.KINDS.values()} == set(MODELS)
+    for options in recipe.KINDS.values():
+        chosen = dict(parse(options[place + 1]) for place, word in enumerate(options) if word == "--set")
+        given = {"data.path": "scenes", "run.out": "out", "model.arch": options[options.index("--arch") + 1]}
+        TrainSettings.named(given | chosen)  # which refuses names that are no setting's
+    assert {options[options.index("--arch") + 1] for options in recipe.KINDS.values()} == set(MODELS)
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def a_new_captioner():
 def expect_a_run(model: str, folder: Path, **settings: object) -> None:
     """Both stages by the command line; the folder then captions a picture it has not seen."""
     data = tiny_data.scenes(folder / "scenes", train=8, val=2)
-    words = tiny_data.train_words(data, folder / "run", "--model", model, xe=4, scst=2, slots=None, **settings)
+    words = tiny_data.train_words(data, folder / "run", "--arch", model, xe=4, scst=2, slots=None, **settings)
     assert tiny_data.call(words) == 0
     lines = tiny_data.read_lines(folder / "run" / "log.jsonl")
     assert all(abs(line["loss"]) < 1e4 for line in lines if "loss" in line)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import tiny
-from meshcap.decoding import Beam, ConstrainedBeam, Hypotheses, Rules, Sample, decode
+from meshcap.decoding import Beam, ConstrainedBeam, Hypotheses, Rules, Sampling, decode
 
 PICTURES = tiny.pictures(3, 6, 2)
 IDS = torch.tensor([[2, 4, 5, 6, 7]]).expand(3, -1)
@@ -44,7 +44,7 @@ def expect_near(found: Hypotheses, model, near: float) -> None:
 @pytest.mark.parametrize("dtype", NEAR, ids=str)
 def test_decoding(captioner, dtype: torch.dtype) -> None:
     half = copy.deepcopy(captioner).to(dtype)
-    for strategy in (Beam(3), ConstrainedBeam([[[[7, 8]]]], 2), Sample(3)):
+    for strategy in (Beam(3), ConstrainedBeam([[[[7, 8]]]], 2), Sampling(3)):
         found = decode(half, PICTURES, strategy, RULES, attention=True)
         expect_near(found, captioner, NEAR[dtype])
         words = found.attention["words"].float()

@@ -70,7 +70,7 @@ def planned(given: dict, pictures: int, device: torch.device = CPU) -> TrainSett
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_a_new_captioner_says_only_words(name: str) -> None:
     given = {
-        "model.name": name, "model.vision": "patches", "model.size": 48, "model.d_model": 16, "model.heads": 2,
+        "model.arch": name, "model.vision": "patches", "model.size": 48, "model.d_model": 16, "model.heads": 2,
         "data.min_count": 1,
     }  # fmt: skip
     settings = planned(given, 2)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import tiny
-from meshcap.decoding import Rules, Sample, decode
+from meshcap.decoding import Rules, Sampling, decode
 from meshcap.models import CaptionModel
 from meshcap.regions import Regions
 from meshcap.text import Vocabulary
@@ -229,7 +229,7 @@ def test_leave_one_out() -> None:
 
 
 def said_share(model: CaptionModel, regions: Regions, word: int) -> float:
-    found = decode(model, regions, Sample(200, seed=9), Rules(max_length=LENGTH), n_best=200)
+    found = decode(model, regions, Sampling(200, seed=9), Rules(max_length=LENGTH), n_best=200)
     return float((found.ids == word).any(-1).float().mean())
 
 

@@ -128,7 +128,7 @@ def test_eyes_that_learn(settings: dict, data: Path, tmp_path: Path) -> None:
 
 def test_hard_attention_keeps_its_baseline(data: Path, tmp_path: Path) -> None:
     """What changes without being learned goes on too: the running mean that draws are judged by."""
-    hard = ("--model", "show-attend-tell", "--set", "model.attention=hard")
+    hard = ("--arch", "show-attend-tell", "--set", "model.attention=hard")
     sizes = {"heads": None, "d_ff": None, "encoder_layers": None, "decoder_layers": None, "slots": None}
     assert tiny_data.call(words(data, tmp_path / "straight", *hard, **sizes)) == 0
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):

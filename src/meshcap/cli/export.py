@@ -12,7 +12,7 @@ from meshcap.cli import options
 from meshcap.errors import MeshcapError
 
 if TYPE_CHECKING:
-    from meshcap.export import Comparison
+    from meshcap.export import Agreement
 
 
 def export(
@@ -52,7 +52,7 @@ def export(
 
     captioner = Captioner.from_pretrained(model, device="cpu", dtype="float32", backend="torch")
     written = export_captioner(captioner, out, format=format, bits=8 if bits == "8" else 32)
-    found: list[Comparison] = []
+    found: list[Agreement] = []
     if pictures:
         exported = Captioner.from_pretrained(out, device="cpu")
         found = [compare(captioner, exported, pictures, beams=beams) for beams in (1, 5)]
@@ -73,7 +73,7 @@ def pictures_of(paths: list[Path]) -> list[Path]:
     return found
 
 
-def show(out: Path, written: list[Path], found: list[Comparison], json: bool) -> None:
+def show(out: Path, written: list[Path], found: list[Agreement], json: bool) -> None:
     sizes = {path.name: path.stat().st_size for path in written}
     if json:
         from dataclasses import asdict

@@ -14,7 +14,7 @@ from meshcap.cli import options
 # Which setting each option of the command is.
 NAMES = {
     "data": "data.path", "pictures": "data.pictures", "features": "data.features", "without": "data.without",
-    "start": "model.start", "model": "model.name", "vision": "model.vision", "size": "model.size",
+    "start": "model.start", "arch": "model.arch", "vision": "model.vision", "size": "model.size",
     "batch": "xe.batch", "xe_epochs": "xe.epochs", "xe_steps": "xe.steps", "lr": "xe.lr", "lr_vision": "xe.lr_vision",
     "scst_epochs": "scst.epochs", "scst_steps": "scst.steps", "scst_lr": "scst.lr",
     "out": "run.out", "stages": "run.stages", "track": "run.track", "threads": "run.threads", "seed": "run.seed",
@@ -33,7 +33,7 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, with its settings.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and what it costs, and stop.")] = False,
     start: Annotated[str | None, typer.Option("--from", help="Begin with this model instead of a new one.")] = None,
-    model: Annotated[str, typer.Option(help="The captioner to make.")] = "m2",
+    arch: Annotated[str, typer.Option(help="The architecture of a new model.")] = "m2",
     vision: Annotated[
         str | None,
         typer.Option(help="Image encoder: efficientnet-lite2, small-cnn, patches, hf:NAME.", show_default="by size"),
@@ -72,7 +72,7 @@ def train(
     data. path, pictures, features, without, val_share, val_pictures, tokenizer, min_count, vocabulary, max_length,
     size, cache, workers
 
-    model. name, start, vision, size, geometry, d_model, heads, d_ff, encoder_layers, decoder_layers,
+    model. arch, start, vision, size, geometry, d_model, heads, d_ff, encoder_layers, decoder_layers,
     slots, dropout, and whatever else the model has
 
     xe. and scst. steps, epochs, batch, captions, lr, lr_vision, layer_decay, frozen_stages, warmup, last_rate,

@@ -16,7 +16,7 @@ from meshcap.decoding.records import (
     Greedy,
     Hypotheses,
     Rules,
-    Sample,
+    Sampling,
     Settings,
     Strategy,
 )
@@ -38,7 +38,7 @@ __all__ = [
     "Greedy",
     "Hypotheses",
     "Rules",
-    "Sample",
+    "Sampling",
     "Settings",
     "Shares",
     "State",

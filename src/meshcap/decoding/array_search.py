@@ -18,7 +18,7 @@ from meshcap.decoding.records import (
     Greedy,
     Hypotheses,
     Rules,
-    Sample,
+    Sampling,
     Settings,
     Strategy,
     expect_kept,
@@ -33,7 +33,7 @@ Reorder = Callable[[Array], None]
 
 
 @dataclass
-class Search:
+class ArraySearch:
     """The hypotheses so far."""
 
     settings: Settings
@@ -46,7 +46,7 @@ class Search:
     step: int = 0
 
     @classmethod
-    def new(cls, settings: Settings, *, pictures: int, width: int, length: int) -> Search:
+    def new(cls, settings: Settings, *, pictures: int, width: int, length: int) -> ArraySearch:
         return cls(
             settings=settings,
             ids=np.full((pictures, width, length), settings.pad, np.int64),
@@ -57,7 +57,7 @@ class Search:
             last=np.full((pictures, width), settings.bos, np.int64),
         )
 
-    def take(self, choice: Choice) -> None:
+    def take(self, choice: ArrayChoice) -> None:
         """Go on with a choice. A hypothesis that nothing is allowed to follow scores -inf and grows no more."""
         parents, words, log_probs, scores = choice
         alive = scores > -np.inf
@@ -76,7 +76,7 @@ class Search:
         return bool((self.finished | (self.scores == -np.inf)).all())
 
 
-class Choice(NamedTuple):
+class ArrayChoice(NamedTuple):
     """How a strategy goes on: all (B, W)."""
 
     parents: Array
@@ -102,7 +102,7 @@ def search_arrays(
     """
     rules.check(settings)
     expect_kept(n_best, strategy)
-    now = Search.new(settings, pictures=pictures, width=strategy.width, length=rules.max_length)
+    now = ArraySearch.new(settings, pictures=pictures, width=strategy.width, length=rules.max_length)
     choose = _chooser(strategy, now)
     while now.step < rules.max_length:
         log_probs = step(now.last)
@@ -111,7 +111,7 @@ def search_arrays(
         now.take(choice)
         if now.over():
             break
-        if not isinstance(strategy, Greedy | Sample):  # there each goes on from itself
+        if not isinstance(strategy, Greedy | Sampling):  # there each goes on from itself
             reorder(choice.parents)
     ranked = order = normalised(now.scores, now.lengths, getattr(strategy, "length_penalty", 0.0))
     satisfied = unconstrained = None
@@ -146,7 +146,7 @@ def score_arrays(settings: Settings, step: Step, ids: Array) -> Array:
     return np.concatenate(found, -1)
 
 
-def forbid(log_probs: Array, rules: Rules, search: Search) -> None:
+def forbid(log_probs: Array, rules: Rules, search: ArraySearch) -> None:
     """Set the log-probabilities (B, W, V) of what the rules forbid to -inf, in place."""
     eos, step, last_place = search.settings.eos, search.step, rules.max_length - 1
     log_probs[..., list(rules.banned)] = -np.inf
@@ -171,8 +171,8 @@ def forbid(log_probs: Array, rules: Rules, search: Search) -> None:
         log_probs[..., np.arange(log_probs.shape[-1]) != eos] = -np.inf
 
 
-def _chooser(strategy: Strategy, search: Search) -> Callable[[Array], Choice]:
-    if isinstance(strategy, Sample):
+def _chooser(strategy: Strategy, search: ArraySearch) -> Callable[[Array], ArrayChoice]:
+    if isinstance(strategy, Sampling):
         random = np.random.default_rng(strategy.seed)
         return lambda log_probs: _sample(log_probs, search, strategy, random)
     if isinstance(strategy, Greedy):
@@ -186,20 +186,20 @@ def _chooser(strategy: Strategy, search: Search) -> Callable[[Array], Choice]:
     return lambda log_probs: _beam(log_probs, search, strategy)
 
 
-def one_alive(search: Search, groups: int) -> None:
+def one_alive(search: ArraySearch, groups: int) -> None:
     """All hypotheses begin alike: let the first of each group alone go on, or they would all go the same way."""
     search.scores[:] = -np.inf
     search.scores.reshape(len(search.scores), groups, -1)[..., 0] = 0
 
 
-def _each(log_probs: Array, words: Array, search: Search) -> Choice:
+def _each(log_probs: Array, words: Array, search: ArraySearch) -> ArrayChoice:
     """Every hypothesis with a word (B, W, 1) of its own."""
     gained, words = keep_finished(search.finished, np.take_along_axis(log_probs, words, -1), words, search.settings.pad)
     own = np.broadcast_to(np.arange(words.shape[1]), words.shape[:2])
-    return Choice(own, words[..., 0], gained[..., 0], search.scores + gained[..., 0])
+    return ArrayChoice(own, words[..., 0], gained[..., 0], search.scores + gained[..., 0])
 
 
-def _sample(log_probs: Array, search: Search, strategy: Sample, random: np.random.Generator) -> Choice:
+def _sample(log_probs: Array, search: ArraySearch, strategy: Sampling, random: np.random.Generator) -> ArrayChoice:
     odds = log_probs.astype(np.float64) / strategy.temperature
     if 0 < strategy.top_k < odds.shape[-1]:
         least = np.partition(odds, -strategy.top_k, -1)[..., -strategy.top_k, None]
@@ -217,16 +217,16 @@ def _sample(log_probs: Array, search: Search, strategy: Sample, random: np.rando
     return _each(log_probs, words, search)
 
 
-def _beam(log_probs: Array, search: Search, strategy: Beam) -> Choice:
+def _beam(log_probs: Array, search: ArraySearch, strategy: Beam) -> ArrayChoice:
     gained, words = keep_finished(search.finished, *top_k(log_probs, strategy.beams), search.settings.pad)
     return best_continuations(search, gained, words, penalty=strategy.length_penalty)
 
 
-def _diverse(log_probs: Array, search: Search, strategy: DiverseBeam) -> Choice:
+def _diverse(log_probs: Array, search: ArraySearch, strategy: DiverseBeam) -> ArrayChoice:
     size = strategy.beams // strategy.groups
     used = np.zeros_like(log_probs[:, :1])  # (B, 1, V) how often earlier groups chose each word
     alike = (search.ids[:, :, None] == search.ids[:, None]).all(-1)  # (B, W, W)
-    choices: list[Choice] = []
+    choices: list[ArrayChoice] = []
     for start in range(0, strategy.beams, size):
         group = slice(start, start + size)
         finished, own = search.finished[:, group], log_probs[:, group]
@@ -244,21 +244,21 @@ def _diverse(log_probs: Array, search: Search, strategy: DiverseBeam) -> Choice:
         added = ~rows_of(search.finished, choice.parents) & (choice.scores > -np.inf)
         for picture, place in zip(*np.nonzero(added), strict=True):
             used[picture, 0, choice.words[picture, place]] += 1
-    return Choice(*(np.concatenate(parts, 1) for parts in zip(*choices, strict=True)))
+    return ArrayChoice(*(np.concatenate(parts, 1) for parts in zip(*choices, strict=True)))
 
 
-def _constrained(log_probs: Array, search: Search, strategy: ConstrainedBeam) -> Choice:
+def _constrained(log_probs: Array, search: ArraySearch, strategy: ConstrainedBeam) -> ArrayChoice:
     """One picture after the other: automata may differ, and states are few."""
     automata = strategy.automata
     parts = []
     for picture in range(len(log_probs)):
         machine = automata[picture if len(automata) > 1 else 0]
         parts.append(_constrained_one(log_probs[picture], search, picture, machine, strategy))
-    return Choice(*(np.stack(part) for part in zip(*parts, strict=True)))
+    return ArrayChoice(*(np.stack(part) for part in zip(*parts, strict=True)))
 
 
 def _constrained_one(
-    log_probs: Array, search: Search, picture: int, machine: Any, strategy: ConstrainedBeam
+    log_probs: Array, search: ArraySearch, picture: int, machine: Any, strategy: ConstrainedBeam
 ) -> tuple[Array, ...]:
     beams, width = strategy.beams, strategy.width
     special = list(machine.words)
@@ -290,7 +290,7 @@ def _constrained_one(
     return chosen // words.shape[-1], words.ravel()[chosen], gained.ravel()[chosen], scores
 
 
-def _satisfied(strategy: ConstrainedBeam, search: Search) -> Array:
+def _satisfied(strategy: ConstrainedBeam, search: ArraySearch) -> Array:
     """(B, W): how many requirements each hypothesis meets."""
     most = strategy.width // strategy.beams
     rows = np.array([[*a.satisfied, *[0] * (most - len(a.satisfied))] for a in strategy.automata])
@@ -306,14 +306,14 @@ def keep_finished(finished: Array, log_probs: Array, words: Array, pad: int) -> 
 
 
 def best_continuations(
-    search: Search,
+    search: ArraySearch,
     gained: Array,
     words: Array,
     *,
     keep: slice = slice(None),
     cost: Array | None = None,
     penalty: float,
-) -> Choice:
+) -> ArrayChoice:
     """Of the hypotheses `keep` (w of them), each with k candidate words (B, w, k), the w best continuations."""
     totals = search.scores[:, keep, None] + gained
     lengths = (search.lengths + ~search.finished)[:, keep, None]
@@ -321,7 +321,7 @@ def best_continuations(
     pictures, width = totals.shape[:2]
     picked = greatest(keys.reshape(pictures, -1), width)  # (B, w)
     flat = (np.take_along_axis(one.reshape(pictures, -1), picked, 1) for one in (words, gained, totals))
-    return Choice(picked // words.shape[-1] + (keep.start or 0), *flat)
+    return ArrayChoice(picked // words.shape[-1] + (keep.start or 0), *flat)
 
 
 def top_k(numbers: Array, k: int) -> tuple[Array, Array]:

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from meshcap.decoding.records import Beam, ConstrainedBeam, DiverseBeam, Greedy, Sample, Settings, Strategy
+from meshcap.decoding.records import Beam, ConstrainedBeam, DiverseBeam, Greedy, Sampling, Settings, Strategy
 from meshcap.kernels import top_k_rows
 
 INFINITY = float("inf")
@@ -123,7 +123,7 @@ def chooser(strategy: Strategy, search: Search) -> Chooser:
         return BeamChooser(strategy)
     if isinstance(strategy, DiverseBeam):
         return DiverseChooser(strategy)
-    if isinstance(strategy, Sample):
+    if isinstance(strategy, Sampling):
         return SampleChooser(strategy, torch.Generator(search.scores.device))
     return ConstrainedChooser(strategy, search)
 
@@ -207,7 +207,7 @@ class DiverseChooser:
 
 @dataclass(frozen=True)
 class SampleChooser:
-    strategy: Sample
+    strategy: Sampling
     generator: torch.Generator
 
     def open(self, search: Search) -> None:

@@ -1,7 +1,7 @@
 """What a search is told and what it returns, for all backends: plain records that need neither torch nor NumPy.
 
 - `Rules`: what captions may look like, whatever the strategy.
-- `Greedy`, `Beam`, `DiverseBeam`, `Sample`, `ConstrainedBeam`: how the next words are chosen. All are frozen and
+- `Greedy`, `Beam`, `DiverseBeam`, `Sampling`, `ConstrainedBeam`: how the next words are chosen. All are frozen and
   hashable: equal strategies may share a captured CUDA graph.
 - `Hypotheses`: the captions that were found, as torch tensors or NumPy arrays.
 
@@ -124,7 +124,7 @@ class DiverseBeam:
 
 
 @dataclass(frozen=True)
-class Sample:
+class Sampling:
     """Words drawn at random, independently for each of `samples` captions.
 
     `temperature` sharpens (below 1) or flattens the distribution; `top_k` keeps the k likeliest words (0: all);
@@ -210,7 +210,7 @@ class ConstrainedBeam:
                 raise MeshcapError(f"required word id {word} is not in a vocabulary of {vocab_size}")
 
 
-Strategy: TypeAlias = Greedy | Beam | DiverseBeam | Sample | ConstrainedBeam
+Strategy: TypeAlias = Greedy | Beam | DiverseBeam | Sampling | ConstrainedBeam
 
 
 def expect_kept(n_best: int, strategy: Strategy) -> None:

@@ -125,7 +125,7 @@ def _no_repeats(n: int) -> Filter:
     return forbid
 
 
-class Run:
+class DecodeRun:
     """One search over one batch: `begin` looks at the pictures, `advance` adds a word to every hypothesis.
 
     `encoded`: the regions as `encode` leaves them, where somebody has done that already.
@@ -196,7 +196,7 @@ class Run:
         )
 
 
-class CapturedRun(Run):
+class CapturedRun(DecodeRun):
     """A run whose two parts are recorded as CUDA graphs: one launch a step instead of some hundred.
 
     It works on tensors of its own, at fixed addresses; pictures of the same shapes are copied in.
@@ -290,9 +290,9 @@ def decode(
     rules.check(model.config)
     expect_kept(n_best, strategy)
     if graphs is not None and regions.features.is_cuda:
-        run: Run = graphs.get(model, regions, strategy, rules, encoded)
+        run: DecodeRun = graphs.get(model, regions, strategy, rules, encoded)
     else:
-        run = Run(model, regions, strategy, rules, encoded)
+        run = DecodeRun(model, regions, strategy, rules, encoded)
     run.seed(getattr(strategy, "seed", 0))
     run.begin()
     often = STEPS_BETWEEN_CHECKS if regions.features.is_cuda else 1

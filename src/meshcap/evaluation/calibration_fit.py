@@ -119,7 +119,7 @@ CHOICES: tuple[tuple[tuple[str, ...], str], ...] = tuple(
 
 
 @dataclass(frozen=True)
-class Curve:
+class ConfidenceCurve:
     """A fitted way from signals to confidences."""
 
     weights: dict[str, float]  # of each signal
@@ -147,13 +147,13 @@ def signals_of(log_probs: Sequence[Sequence[float]]) -> dict[str, Array]:
     return {name: numpy.array([one[name] for one in each]) for name in each[0]}
 
 
-def fit_curve(signals: Mapping[str, Array], shares: Array, names: Sequence[str], kind: str) -> Curve:
+def fit_curve(signals: Mapping[str, Array], shares: Array, names: Sequence[str], kind: str) -> ConfidenceCurve:
     weights = weigh(signals, names, shares)
     x, y = CURVES[kind](combined(signals, weights), shares)
-    return Curve(weights, tuple(x.tolist()), tuple(y.clip(0.0, 1.0).tolist()), kind)
+    return ConfidenceCurve(weights, tuple(x.tolist()), tuple(y.clip(0.0, 1.0).tolist()), kind)
 
 
-def choose(signals: Mapping[str, Array], shares: Array, seed: int = 0) -> tuple[Curve, list[Candidate]]:
+def choose(signals: Mapping[str, Array], shares: Array, seed: int = 0) -> tuple[ConfidenceCurve, list[Candidate]]:
     """The curve to use, fitted on everything, and how all choices fared on held-out captions.
 
     The simplest is taken that is worse than the best by no more than the standard error of their difference.

@@ -125,7 +125,7 @@ def vision_of(captioner: Captioner) -> Vision:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Agreement:
     """How an exported captioner differs from the one that it was made of."""
 
     beams: int
@@ -136,7 +136,7 @@ class Comparison:
     differing: tuple[tuple[str, str], ...]  # the other captions: the first captioner's, the export's
 
 
-def compare(captioner: Captioner, exported: Captioner, pictures: Sequence[Source], *, beams: int = 5) -> Comparison:
+def compare(captioner: Captioner, exported: Captioner, pictures: Sequence[Source], *, beams: int = 5) -> Agreement:
     """Caption pictures with both."""
     pictures = list(pictures)
     ours, theirs = (one.caption(pictures, strategy=Beam(beams)) for one in (captioner, exported))
@@ -147,7 +147,7 @@ def compare(captioner: Captioner, exported: Captioner, pictures: Sequence[Source
     for number in differing:
         judged = captioner.score(pictures[number], " ".join(theirs[number].words))
         lost += statistics.fmean(ours[number].log_probs) - statistics.fmean(judged.log_probs)
-    return Comparison(
+    return Agreement(
         beams=beams,
         pictures=len(pairs),
         same=len(same),

@@ -114,7 +114,7 @@ def _changes(values: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class Matches:
+class NgramMatches:
     """`Grams` of candidates and references together, with what candidate and references of a picture share.
 
     Captions are numbered picture by picture, the candidate before its references. A segment is a gram in a picture:
@@ -147,7 +147,7 @@ class Corpus:
         picture = numpy.repeat(numpy.arange(len(references)), sizes)
         return cls(Captions.of(together), picture, is_candidate, len(references))
 
-    def matches(self, n: int) -> Iterator[Matches]:
+    def matches(self, n: int) -> Iterator[NgramMatches]:
         """For grams of 1, 2, … n words."""
         words = self.captions
         for grams in count_grams(words.ids, words.caption, words.lengths, n, len(words.words)):
@@ -156,7 +156,7 @@ class Corpus:
             starts = numpy.flatnonzero(new)
             own = self.is_candidate[grams.caption[starts]]  # the candidate comes first where it has the gram
             said = numpy.where(own, grams.count[starts], 0)
-            yield Matches(grams, segment, starts, said, ~self.is_candidate[grams.caption])
+            yield NgramMatches(grams, segment, starts, said, ~self.is_candidate[grams.caption])
 
 
 def check(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -> None:

@@ -47,9 +47,9 @@ class Decoders:
         """
         self.settings = {"size": size, "geometry": geometry, "pre_resize": pre_resize, "pixels": pixels}
         self.size, self.seconds, self.count = size, seconds, count
-        self.free: SimpleQueue[Decoder | None] = SimpleQueue()
+        self.free: SimpleQueue[DecoderProcess | None] = SimpleQueue()
         self.busy: dict[int, float] = {}  # since when, by thread
-        self.running: set[Decoder] = set()
+        self.running: set[DecoderProcess] = set()
         self.closing = False
         for _ in range(count):
             self.free.put(None)
@@ -75,7 +75,7 @@ class Decoders:
             if decoder is None or not decoder.alive:
                 if self.closing:
                     raise RefusalError(503, "the server is stopping: try again in a few seconds", retry_after=5)
-                decoder = Decoder(self.settings)
+                decoder = DecoderProcess(self.settings)
                 self.running.add(decoder)
             return decoder.decode(content, self.size, self.seconds if seconds is None else seconds)
         finally:
@@ -92,7 +92,7 @@ class Decoders:
             decoder.kill()
 
 
-class Decoder:
+class DecoderProcess:
     """One process."""
 
     def __init__(self, settings: dict[str, Any]):

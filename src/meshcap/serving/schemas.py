@@ -36,7 +36,7 @@ DRAIN_SECONDS = 2.0  # a body that is too large is read and dropped for so long,
 Read = tuple[list[Given], dict[str, Any]]
 
 
-class Word(BaseModel):
+class CaptionWord(BaseModel):
     word: str
     probability: float
     attention: list[float] | None = Field(None, description="A weight for each region, where it was asked for.")
@@ -47,7 +47,7 @@ class CaptionOut(BaseModel):
     confidence: float = Field(description="0 to 1: how far the caption may be trusted.")
     probability: float = Field(description="The geometric mean of the words' probabilities, the end included.")
     score: float = Field(description="What the search ranked it by.")
-    words: list[Word]
+    words: list[CaptionWord]
     finished: bool = Field(description="False: cut off at the greatest length.")
     missing: int = Field(description="Required words that could not be fitted in.")
     withheld: bool = Field(description="True: below min_confidence, so without its words.")
@@ -72,7 +72,7 @@ class PictureOut(BaseModel):
     confidence: float | None = None
     probability: float | None = None
     score: float | None = None
-    words: list[Word] | None = None
+    words: list[CaptionWord] | None = None
     finished: bool | None = None
     missing: int | None = None
     withheld: bool | None = None
@@ -157,7 +157,7 @@ def _caption_out(caption: Caption) -> CaptionOut:
         probability=round(caption.probability, DIGITS),
         score=round(caption.score, DIGITS),
         words=[
-            Word(
+            CaptionWord(
                 word=word,
                 probability=round(math.exp(chance), DIGITS),
                 attention=None if attention is None else _rounded(attention[at]),

@@ -51,7 +51,7 @@ def build(settings: TrainSettings, tokens: Tokens, store: FeatureStore | None) -
         assert given.vision is not None
         vision = create_vision(given.vision, size=given.size, geometry=given.geometry)
     width = vision.width if vision is not None else store.width if store is not None else 0
-    known = {field.name for field in fields(model_class(given.name).config_class)}
+    known = {field.name for field in fields(model_class(given.arch).config_class)}
     sizes = {name: value for name, value in given.built().items() if name in known} | given.options
     needed: dict[str, Any] = {
         "vocab_size": len(vocabulary),
@@ -61,7 +61,7 @@ def build(settings: TrainSettings, tokens: Tokens, store: FeatureStore | None) -
         # <unk> tells a reader nothing, and self-critical training must not draw what is banned later.
         "suppressed_ids": (vocabulary.unk, vocabulary.pad, vocabulary.bos),
     }
-    return Parts(create_model(given.name, **sizes, **needed), vocabulary, vision)
+    return Parts(create_model(given.arch, **sizes, **needed), vocabulary, vision)
 
 
 def _build_from(settings: TrainSettings, start: str, flat: list[Sequence[str]], store: FeatureStore | None) -> Parts:

@@ -86,7 +86,7 @@ def resumed(folder: Path, given: Mapping[str, Any]) -> TrainSettings:
         MeshcapError: there is no run, or a setting that differs from the run's and cannot be changed.
     """
     saved = TrainSettings.load(folder)
-    needed = {"data.path": saved.data.path, "run.out": saved.run.out, "model.name": saved.model.name}
+    needed = {"data.path": saved.data.path, "run.out": saved.run.out, "model.arch": saved.model.arch}
     asked = TrainSettings.named(needed | dict(given))
     for name in given:
         stage, _, own = name.partition(".")

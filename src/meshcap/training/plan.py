@@ -44,7 +44,7 @@ def complete(settings: TrainSettings, *, pictures: int, device: torch.device) ->
         # long.
         choose("model.encoder_layers", 1 if scratch else layers)
         choose("model.decoder_layers", layers)
-        if settings.model.name == "m2":
+        if settings.model.arch == "m2":
             choose("model.slots", 40 if width >= 256 else 10)
         choose("model.dropout", 0.1 if large else 0.0 if scratch else 0.2)
         if scratch:
@@ -116,7 +116,7 @@ def describe(settings: TrainSettings, counts: dict[str, int], weights: int, word
         looks += ", learning too" if xe.lr_vision else ", frozen"
     lines = [
         ("data", f"{settings.data.path}: " + ", ".join(f"{name} {count:,}" for name, count in counts.items())),
-        ("captioner", f"{model.name}, {weights / 1e6:.1f} M weights, {words:,} words"),
+        ("captioner", f"{model.arch}, {weights / 1e6:.1f} M weights, {words:,} words"),
         ("vision", looks),
     ]
     for stage, name, captions in (("xe", "cross-entropy", xe.captions), ("scst", "self-critical", scst.samples)):

@@ -108,7 +108,7 @@ class Run:
         if start is not None:  # its words are those of its own tokenizer, its kind is its own
             known = Vocabulary.load(find_file(start, VOCABULARY))
             kind = str(read_config(find_file(start, CONFIG)).get("model"))
-            settings = settings.but({"data.tokenizer": known.tokenizer, "model.name": kind})
+            settings = settings.but({"data.tokenizer": known.tokenizer, "model.arch": kind})
         tokens = tokenized(train, settings.data.tokenizer)
         check_captions(tokens)
         store = None if settings.data.features is None else open_features(settings.data.features)
@@ -457,7 +457,7 @@ class Run:
             summary["val"]["confidence"] = trial.figures()
         model, data = self.settings.model, self.settings.data
         facts = [
-            ("captioner", f"{model.name}, {_millions(self.parts.model)}"),
+            ("captioner", f"{model.arch}, {_millions(self.parts.model)}"),
             ("vision", f"{model.vision or data.features}, {_millions(self.parts.vision)}"),
             ("pictures", ", ".join(f"{name} {count:,}" for name, count in self.data.counts().items())),
             ("words", f"{len(self.parts.vocabulary):,}"),
@@ -469,7 +469,7 @@ class Run:
         write_report(
             report,
             ReportContent(
-                title=f"{model.name} on {data_name}",
+                title=f"{model.arch} on {data_name}",
                 facts=facts,
                 results={"val": result},
                 curves=curves_of(read_log(self.folder / LOG)),

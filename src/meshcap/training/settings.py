@@ -87,7 +87,7 @@ class ModelSettings(Record):
 
     prefix: ClassVar[str] = "model"
 
-    name: str = "m2"
+    arch: str = "m2"  # as in `meshcap.list_models()`
     start: str | None = None  # --from: a model folder to go on from
     vision: str | None = None
     size: int | None = more_than_zero()  # pixels along a side; None: the vision's own
@@ -237,13 +237,13 @@ class TrainSettings:
     @classmethod
     def named(cls, given: Mapping[str, Any]) -> Self:
         """From names with a dot: `TrainSettings.named({"data.path": "scenes", "run.out": "run", "xe.lr": 1e-3})`."""
-        parts = _by_record(given, str(given.get("model.name", ModelSettings.name)))
+        parts = _by_record(given, str(given.get("model.arch", ModelSettings.arch)))
         records: dict[str, Any] = {name: RECORDS[name](**parts.get(name, {})) for name in RECORDS}
         return cls(**records)
 
     def but(self, given: Mapping[str, Any]) -> Self:
         """With some settings changed, by names with a dot."""
-        parts = _by_record(given, str(given.get("model.name", self.model.name)))
+        parts = _by_record(given, str(given.get("model.arch", self.model.arch)))
         if "options" in parts.get("model", {}):
             parts["model"]["options"] = self.model.options | parts["model"]["options"]
         return replace(self, **{name: replace(getattr(self, name), **changes) for name, changes in parts.items()})

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from meshcap.attention import State
-from meshcap.decoding import Beam, Graphs, Hypotheses, Rules, Sample, Strategy, decode
+from meshcap.decoding import Beam, Graphs, Hypotheses, Rules, Sampling, Strategy, decode
 from meshcap.metrics.reward import CiderReward
 from meshcap.metrics.reward_objects import ObjectReward
 from meshcap.models import CaptionModel
@@ -289,7 +289,7 @@ class Sampler:
         torch._foreach_copy_(list(self.copy.parameters()), list(self.model.parameters()))
         strategy: Strategy = Beam(self.samples)
         if self.search == "sample":
-            strategy = Sample(self.samples, self.temperature, self.top_k, seed=seed)
+            strategy = Sampling(self.samples, self.temperature, self.top_k, seed=seed)
         if encoded is not None:
             dtype = self.copy.dtype
             encoded = {

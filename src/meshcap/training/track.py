@@ -22,7 +22,7 @@ from meshcap.vision.pictures import thumbnail
 
 PROJECT = "meshcap"
 
-Sample = tuple[Image.Image | None, str, Sequence[str]]  # a picture, what the model said of it, what people said
+Example = tuple[Image.Image | None, str, Sequence[str]]  # a picture, what the model said of it, what people said
 
 
 class Tracker(Protocol):
@@ -30,7 +30,7 @@ class Tracker(Protocol):
 
     def scalars(self, step: int, numbers: Mapping[str, float]) -> None: ...
 
-    def samples(self, step: int, samples: Sequence[Sample]) -> None: ...
+    def samples(self, step: int, samples: Sequence[Example]) -> None: ...
 
     def close(self) -> None: ...
 
@@ -89,7 +89,7 @@ class Trackers:
     def scalars(self, step: int, numbers: Mapping[str, float]) -> None:
         self._all(lambda tracker: tracker.scalars(step, numbers))
 
-    def samples(self, step: int, samples: Sequence[Sample]) -> None:
+    def samples(self, step: int, samples: Sequence[Example]) -> None:
         self._all(lambda tracker: tracker.samples(step, samples))
 
     def close(self) -> None:
@@ -123,7 +123,7 @@ class TensorBoardTracker:
         for name, number in numbers.items():
             self._writer.add_scalar(name, number, step)
 
-    def samples(self, step: int, samples: Sequence[Sample]) -> None:
+    def samples(self, step: int, samples: Sequence[Example]) -> None:
         from numpy import asarray
 
         rows = ["| picture | caption | references |", "|---|---|---|"]
@@ -164,7 +164,7 @@ class WandbTracker:
     def scalars(self, step: int, numbers: Mapping[str, float]) -> None:
         self._run.log({**numbers, "step": step})
 
-    def samples(self, step: int, samples: Sequence[Sample]) -> None:
+    def samples(self, step: int, samples: Sequence[Example]) -> None:
         # Pictures go beside the table: inside one, they need the server to be seen again.
         table = self._wandb.Table(columns=["caption", "references"])
         pictures = []
@@ -200,7 +200,7 @@ class TrackioTracker:
     def scalars(self, step: int, numbers: Mapping[str, float]) -> None:
         self._run.log(dict(numbers), step=step)
 
-    def samples(self, step: int, samples: Sequence[Sample]) -> None:
+    def samples(self, step: int, samples: Sequence[Example]) -> None:
         shown: dict[str, Any] = {}
         for place, (image, caption, references) in enumerate(samples):
             said = " · ".join([caption, *references])

@@ -16,7 +16,7 @@ from meshcap.training.build import Parts
 from meshcap.training.distributed import World
 from meshcap.training.pictures import Views, regions_of
 from meshcap.training.tasks import autocast
-from meshcap.training.track import Sample as Example
+from meshcap.training.track import Example
 
 
 class Validator:
