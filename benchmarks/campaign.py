@@ -2,7 +2,8 @@
 
     make campaign                                             # all of it: half an hour on two cores
     python benchmarks/campaign.py --tries 500 --seconds 10    # a short form
-    python benchmarks/campaign.py --only pictures --only kills
+    python benchmarks/campaign.py --only pictures --only batch
+    python benchmarks/campaign.py --results campaign.jsonl    # keeps each finished round; the same call goes on
 
 Each round counts its tries, its failures (a crash, a traceback, a hang of more than 10 seconds, code that ran, a lost,
 doubled or different result, more memory than promised), the slowest try, and the most memory of the process under
@@ -49,6 +50,7 @@ sys.path[:0] = [str(TOP), str(TOP / "tests")]  # this repository, when run as a 
 from benchmarks.common import main, progress
 from meshcap import Captioner, MeshcapError
 from meshcap.data.scenes import draw_scene
+from meshcap.files import read_text, write_text
 from meshcap.vision.pictures import read_picture
 
 HANG = 10.0  # seconds
@@ -677,6 +679,9 @@ def campaign(
     kills: Annotated[int, typer.Option(min=1, help="Of batch, of the trainer and of the server, each.")] = 20,
     only: Annotated[list[str] | None, typer.Option(help=f"Rounds: {', '.join(ROUNDS)}.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of everything random.")] = 0,
+    kept: Annotated[
+        Path | None, typer.Option("--results", help="Keep finished rounds here; only failed ones are run again.")
+    ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
     """Attack pictures, folders, archives and the server; kill the server, batch and the trainer; fill a disk."""
@@ -696,9 +701,14 @@ def campaign(
         "disk": lambda one, here: disk(one, kills, seed, here),
         "ray": lambda one, here: ray(one, kills, seed, here),
     }
+    settings = {"tries": tries, "seconds": seconds, "clients": clients, "kills": kills, "seed": seed}
+    before = read_results(kept, settings)
     results = []
     with tempfile.TemporaryDirectory(prefix="meshcap-campaign-") as folder:
         for name in ROUNDS:
+            if name in before and not before[name].failures:
+                results.append(before[name])
+                continue
             if only and name not in only:
                 continue
             progress(f"{name} …")
@@ -711,9 +721,34 @@ def campaign(
             for failure in found.failures[:20]:
                 progress(f"  failed: {failure}")
             results.append(found)
+            if kept is not None:
+                add_result(kept, found, settings)
     report(results, json_)
     if any(one.failures for one in results):
         raise typer.Exit(1)
+
+
+def read_results(path: Path | None, settings: dict[str, Any]) -> dict[str, Round]:
+    """The rounds that a file holds; the last of a name counts, since failed ones are run again.
+
+    Raises:
+        MeshcapError: they were run with other settings.
+    """
+    found = {}
+    for line in read_text(path).splitlines() if path is not None and path.exists() else ():
+        row = json.loads(line)
+        row.pop("code")
+        if row.pop("settings") != settings:
+            raise MeshcapError(f"{path} holds rounds with other settings: give another file to --results")
+        found[row["name"]] = Round(**row)
+    return found
+
+
+def add_result(path: Path, one: Round, settings: dict[str, Any]) -> None:
+    code = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=TOP, capture_output=True, text=True).stdout
+    before = read_text(path) if path.exists() else ""
+    row = json.dumps(vars(one) | {"code": code.strip(), "settings": settings}, ensure_ascii=False)
+    write_text(path, before + row + "\n")
 
 
 def report(results: list[Round], json_: bool) -> None:

@@ -4,10 +4,14 @@ import json
 import subprocess
 import sys
 import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
 
+from benchmarks import campaign as module
 from benchmarks.campaign import Round, broken, good_pictures
 from meshcap.errors import MeshcapError
 
@@ -36,6 +40,31 @@ def test_broken_pictures_are_the_same_for_the_same_seed() -> None:
     kinds = good_pictures()
     first, second = ([broken(one, kinds, random.Random(7)) for one in kinds] for _ in range(2))
     assert first == second and len(set(first) - set(kinds)) > len(kinds) // 2
+
+
+def test_results_are_kept_and_failed_rounds_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+
+    def one(name: str, *failures: str) -> Callable[..., None]:
+        def run(found: Round, *_: object) -> None:
+            ran.append(name)
+            found.tries, found.failures = 3, list(failures)
+
+        return run
+
+    for name in module.ROUNDS:
+        monkeypatch.setattr(module, name, one(name, *(["it broke"] if name == "slow" else [])))
+    results = tmp_path / "rounds.jsonl"
+    module.campaign(only=["folders"], kept=results)
+    with pytest.raises(typer.Exit):
+        module.campaign(only=["folders", "slow"], kept=results)
+    assert ran == ["folders", "slow"]
+    monkeypatch.setattr(module, "slow", one("slow"))
+    module.campaign(kept=results)
+    assert Counter(ran) == {name: 2 if name == "slow" else 1 for name in module.ROUNDS}
+    assert len(results.read_text().splitlines()) == len(module.ROUNDS) + 1  # the failed one stays on record
+    with pytest.raises(MeshcapError, match="other settings"):
+        module.campaign(kills=1, kept=results)
 
 
 @pytest.mark.slow
