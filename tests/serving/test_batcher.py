@@ -27,7 +27,7 @@ def batches() -> list[int]:
 @pytest.fixture
 def batcher(eyes: Captioner, batches: list[int]) -> Iterator[Batcher]:
     """Waits until eight pictures are there, or it is closed."""
-    batcher = Batcher(eyes, batch=8, wait=SECONDS, report=lambda pictures, seconds: batches.append(pictures))
+    batcher = Batcher(eyes, batch=8, wait=SECONDS, begun=batches.append)
     batcher.start()
     yield batcher
     batcher.close()

@@ -85,9 +85,15 @@ class Batcher:
         *,
         batch: int,
         wait: float,
-        report: Callable[[int, float], None] = lambda pictures, seconds: None,
+        begun: Callable[[int], None] = lambda pictures: None,
+        done: Callable[[float], None] = lambda seconds: None,
     ):
-        self.captioner, self.batch, self.wait, self.report = captioner, batch, wait, report
+        """
+        Args:
+            begun: told how many pictures a batch has, before any of them is answered.
+            done: told how many seconds a batch took, after all of them were.
+        """
+        self.captioner, self.batch, self.wait, self.begun, self.done = captioner, batch, wait, begun, done
         self.seconds_per_picture = 0.0  # a running mean
         self.waiting: deque[PendingPicture] = deque()
         self.changed = threading.Condition()
@@ -139,7 +145,7 @@ class Batcher:
                     if self.seconds_per_picture == 0
                     else (1 - SMOOTHING) * self.seconds_per_picture + SMOOTHING * latest
                 )
-                self.report(pictures, seconds)
+                self.done(seconds)
 
     def _next(self) -> list[PendingPicture]:
         """The next batch; empty once the batcher is closed."""
@@ -154,6 +160,7 @@ class Batcher:
         jobs = [job for job in jobs if job.result.set_running_or_notify_cancel()]
         if not jobs:
             return 0
+        self.begun(len(jobs))
         try:
             seen: Any = self.captioner.see([job.pixels for job in jobs])
         except Exception as error:
@@ -231,7 +238,10 @@ class Service:
         self.check(self.options({}))
         self.capacity = Capacity(limits)
         self.metrics = Metrics(lambda: self.capacity.pictures)
-        self.batcher = Batcher(captioner, batch=limits.batch, wait=limits.wait, report=self._count_batch)
+        self.batcher = Batcher(
+            captioner, batch=limits.batch, wait=limits.wait,
+            begun=self.metrics.batches.observe, done=self.metrics.work.observe,
+        )  # fmt: skip
         self.capacity.seconds_per_picture = lambda: self.batcher.seconds_per_picture
         count, preprocess = min(4, os.cpu_count() or 1), self.preprocess
         self.decoders = Decoders(
@@ -355,7 +365,3 @@ class Service:
     def _decode(self, content: bytes, reservation: Reservation) -> tuple[np.ndarray, Window]:
         left = reservation.left
         return self.decoders(content, min(self.limits.decode_seconds, math.inf if left is None else left))
-
-    def _count_batch(self, pictures: int, seconds: float) -> None:
-        self.metrics.batches.observe(pictures)
-        self.metrics.work.observe(seconds)
