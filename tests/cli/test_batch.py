@@ -115,10 +115,12 @@ def test_texts_beside_pictures(here: Path, model: Path, capsys: pytest.CaptureFi
     assert batch(model, "photos/*", "--sidecar") == 0
     assert capsys.readouterr().out == "20 captions\n"
     said = expected(model, sorted(here.glob("photos/*.png")))
-    assert files(here) - before == {f"photos/{number:03}.txt" for number in range(20)}  # and no folder of the job
+    new = files(here) - before
+    [record] = [name for name in new if name.endswith(".job.json")]  # and no folder of the job
+    assert new - {record} == {f"photos/{number:03}.txt" for number in range(20)}
     for path, text in said.items():
         assert Path(path).with_suffix(".txt").read_text(encoding="utf-8") == text + "\n"
-    assert not list(here.glob(".meshcap*"))
+    assert [path.name for path in here.glob(".meshcap*")] == [record]
 
 
 def test_descriptions(here: Path, model: Path) -> None:
@@ -175,7 +177,7 @@ def test_killed_while_it_writes(here: Path, model: Path, monkeypatch: pytest.Mon
         really(source, target)
 
     def results() -> dict[str, bytes]:
-        return {name: (here / name).read_bytes() for name in files(here) if not name.startswith("kept")}
+        return {name: (here / name).read_bytes() for name in files(here) if not name.startswith(("kept", ".meshcap"))}
 
     monkeypatch.setattr(os, "replace", deadly)
     assert batch(model, *words) == 0
@@ -367,6 +369,39 @@ def test_a_repeat_says_that_nothing_is_new_without_a_model(
     (here / "c.csv").unlink()
     assert batch(model, "photos", "--out", "c.csv") == 2
     assert "was written and is gone" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("where", ["sidecar", "exif", "html"])
+def test_a_repeat_without_a_table_does_nothing(
+    here: Path, model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    (here / "jpegs/bad.jpg").write_bytes(b"no picture")
+    (here / "page.html").write_text('<img src="photos/000.png">')
+    words: list[str] = {
+        "sidecar": ["jpegs", "--sidecar"],
+        "exif": ["jpegs", "--write-exif", "--in-place"],
+        "html": ["--html", "page.html", "--in-place"],
+    }[where]
+    code = 0 if where == "html" else 1
+    assert batch(model, *words) == code
+    first = capsys.readouterr()
+    before = {name: (here / name).stat().st_mtime_ns for name in files(here)}
+    with monkeypatch.context() as patched:
+        patched.setattr("meshcap.cli.options.load_captioner", None)  # would be an error of another kind
+        assert batch(model, *words) == code
+        again = capsys.readouterr()
+        assert again.out == first.out.replace("\n", ", nothing new\n")
+        assert again.err == "".join(line for line in first.err.splitlines(True) if line.startswith("error"))
+        assert {name: (here / name).stat().st_mtime_ns for name in files(here)} == before
+    if where == "sidecar":  # what is gone is made again, and other options are another job
+        (here / "jpegs/021.txt").unlink()
+        assert batch(model, *words) == code and (here / "jpegs/021.txt").exists()
+        assert "nothing new" not in capsys.readouterr().out
+        assert batch(model, *words, "--overwrite", "--beams", "1") == code
+        assert "nothing new" not in capsys.readouterr().out
+        draw(here / "jpegs", 1, first=30, suffix=".jpg")
+        assert batch(model, *words, "--overwrite", "--beams", "1") == code and (here / "jpegs/030.txt").exists()
+        assert len(list(here.glob(".meshcap*"))) == 1
 
 
 def test_ctrl_c_keeps_what_is_done_and_says_so(

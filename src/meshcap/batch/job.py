@@ -25,7 +25,7 @@ from meshcap.errors import FailedError, MeshcapError
 from meshcap.files import remove_unfinished, write_text
 from meshcap.folders import VISION_FOLDER, WEIGHTS, find_file, find_optional
 
-JOB, PAGES, ERRORS = "job.json", "pages.json", "errors.jsonl"
+JOB, PAGES = "job.json", "pages.json"
 PARTS = ".parts"  # the end of the name of a job's folder
 PER_FOLDER = 1000  # block files in one folder
 Blocks = Iterable[tuple[int, list[Row]]]
@@ -125,9 +125,9 @@ class Job:
         text = json.dumps(self.facts | more, indent=1, ensure_ascii=False) + "\n"
         write_text(path, text, errors="surrogateescape")
 
-    def finish(self, counts: dict[str, int]) -> None:
-        """Remember that all is done and written, and let go of the blocks."""
-        self._save(self.record or self.folder / JOB, done=counts, asked=self.asked)
+    def finish(self, counts: dict[str, int], **more: Any) -> None:
+        """Remember that all is done and written, with more for `finished_before`, and let go of the blocks."""
+        self._save(self.record or self.folder / JOB, done=counts, asked=self.asked, **more)
         self.done = counts
         _delete_blocks(self.folder)
 
@@ -177,8 +177,8 @@ def fingerprint(pictures: Iterable[Picture]) -> str:
     return digest.hexdigest()
 
 
-def finished_before(record: Path, asked: str, options: dict[str, Any]) -> dict[str, int] | None:
-    """The counts of a finished job, if it was asked for the same; None: there is none, or another.
+def finished_before(record: Path, asked: str, options: dict[str, Any]) -> dict[str, Any] | None:
+    """The record of a finished job, if it was asked for the same; None: there is none, or another.
 
     Args:
         options: those that must be the same; more are not compared.
@@ -187,15 +187,13 @@ def finished_before(record: Path, asked: str, options: dict[str, Any]) -> dict[s
         saved = json.loads(record.read_text(encoding="utf-8", errors="surrogateescape"))
         known = saved["options"]
         same = all(name in known and known[name] == value for name, value in json.loads(json.dumps(options)).items())
-        return dict(saved["done"]) if same and saved["asked"] == asked else None
+        return saved if same and saved["asked"] == asked and isinstance(saved["done"], dict) else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
-def forget(folder: Path, record: Path | None = None) -> None:
+def forget(folder: Path) -> None:
     """Forget what a job has done. What is not a job's folder is left alone."""
-    if record is not None:
-        record.unlink(missing_ok=True)
     if not (folder / JOB).exists():
         return
     lock = _lock_folder(folder)
@@ -283,7 +281,7 @@ def finish(job: Job, table: Path | None, settings: BatchSettings) -> dict[str, i
             alternatives=options.n > 1,
             warnings=bool(options.must),
         )
-    write_errors(errors_file(job.folder, table), job.rows())
+        write_errors(errors_path(table), job.rows())
     counts = {"captions": 0, "withheld": 0, "errors": 0}
     for row in job.rows():
         counts["captions"] += row.get("caption") is not None
@@ -300,18 +298,17 @@ def fill_pages(job: Job, pages: Sequence[str], folder: Path | None, *, overwrite
     return sum(fill(page, place, captions, overwrite=overwrite) for page, place in zip(pages, places, strict=True))
 
 
-def record_file(table: Path) -> Path:
-    """Beside a table that is finished: what it was made of."""
-    return table.with_name(f".{table.name}.job.json")
+def record_file(table: Path | None, words: Sequence[str]) -> Path:
+    """What stays of a finished job: beside its table, or without one a hidden file here, one for the same words."""
+    if table is not None:
+        return table.with_name(f".{table.name}.job.json")
+    digest = hashlib.blake2b("\0".join(words).encode("utf-8", "surrogateescape"), digest_size=6)
+    return Path(f".meshcap-batch-{digest.hexdigest()}.job.json")
 
 
 def state_folder(table: Path | None, inputs: str) -> Path:
     """Where a job remembers what it has done; without a table, a hidden folder here, which goes when all is done."""
     return table.with_name(table.name + PARTS) if table is not None else Path(f".meshcap-batch-{inputs[:12]}{PARTS}")
-
-
-def errors_file(state: Path, table: Path | None) -> Path:
-    return state / ERRORS if table is None else errors_path(table)
 
 
 def weights_of(model: str) -> str:

@@ -6,6 +6,7 @@ Writing twice is the same as writing once: a block that was killed half-way is d
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import os
 from collections import Counter
@@ -147,6 +148,24 @@ class Delivery:
             for row, error in zip(rows, pool.map(self._deliver, pictures, rows), strict=True):
                 if error is not None:
                     row["error"] = error
+
+    def state(self, pictures: Sequence[Picture], pages: Sequence[str] = ()) -> str:
+        """Changes when anything does that was written beside pictures, into them or into pages, or is gone."""
+        paths = [Path(page) for page in pages]
+        for picture in pictures:
+            own = self._path(picture)
+            paths += [own] if self.kinds else []
+            paths += [self._path(picture, ".xmp")] if "xmp" in self.kinds else []
+            paths += [own.with_suffix(".txt"), self._path(picture, ".txt")] if self.sidecar else []
+        digest = hashlib.blake2b(digest_size=16)
+        for path in paths:
+            try:
+                about = os.stat(path)
+                line = f"{path}\0{about.st_size}\0{about.st_mtime_ns}\0{about.st_ctime_ns}\n"
+            except OSError:
+                line = f"{path}\0\n"
+            digest.update(line.encode("utf-8", "surrogateescape"))
+        return digest.hexdigest()
 
     def remove_unfinished(self, pictures: Sequence[Picture]) -> None:
         """Delete files that a killed job was writing for these pictures, one listing for each folder."""

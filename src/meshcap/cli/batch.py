@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 import json as json_format
 import os
-import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from itertools import islice
@@ -101,7 +100,6 @@ def batch(
         JOB,
         PAGES,
         Job,
-        errors_file,
         fill_pages,
         fingerprint,
         finish,
@@ -134,8 +132,8 @@ def batch(
     pictures = list_pictures(names, column=column, share=share, copies=copies)
     asked = fingerprint([*pictures, *map(Picture, pages)])
     state = state_folder(table, asked)
-    record = None if table is None else record_file(table)
-    known = (state / JOB).exists() or (record is not None and record.exists())
+    record = record_file(table, [*names, str(share), *pages])
+    known = (state / JOB).exists() or record.exists()
     if not restart and table is not None and table.exists() and not known:
         raise MeshcapError(
             f"{table} is there, and no job that wrote it: give another --out, or --restart to replace it"
@@ -143,16 +141,19 @@ def batch(
     facts = {
         "model": weights_of(model), "dtype": dtype, "shard": str(share), "log_probs": log_probs, **asdict(wanted),
     }  # fmt: skip
-    if table is not None and record is not None and not restart and not (state / JOB).exists():
-        told = facts if batch_size is None else facts | {"batch_size": batch_size}
-        counts = finished_before(record, asked, told)
-        if counts is not None and not table.exists():
-            raise MeshcapError(f"{table} was written and is gone: give --restart to make it again")
-        if counts is not None:  # the model need not be loaded to say so
-            _print_summary(counts, table, errors_file(state, table), json, new=False)
-            raise typer.Exit(1 if counts["errors"] else 0)
     delivery = Delivery(sidecar, kinds, None if in_place else folder, overwrite)
     delivery.check(pictures)
+    if table is None:
+        facts["written"] = [*(["sidecar"] if sidecar else []), *kinds, *(["alt"] if pages else [])]
+    if not restart and not (state / JOB).exists():
+        told = facts if batch_size is None else facts | {"batch_size": batch_size}
+        before = finished_before(record, asked, told)
+        if before is not None and table is not None and not table.exists():
+            raise MeshcapError(f"{table} was written and is gone: give --restart to make it again")
+        if before is not None and (table is not None or before.get("state") == delivery.state(pictures, pages)):
+            # The model need not be loaded to say so.
+            _print_summary(before["done"], table, before.get("errors", ()), json, new=False)
+            raise typer.Exit(1 if before["done"]["errors"] else 0)
 
     from meshcap.batch.local import BatchSettings, caption_in_threads
     from meshcap.batch.ray import WorkerSettings, caption_blocks_with_ray, connect, has_gpu
@@ -168,8 +169,11 @@ def batch(
         raise MeshcapError(f"{model} reads region features and cannot see pictures: expected one with a vision")
     captioner.plan(wanted)  # options without sense are refused before a cluster works or a file is written
 
-    if restart:  # only now, when nothing is wrong with the new one
-        forget(state, record)
+    if restart or table is None:  # only now, when nothing is wrong with the new one
+        record.unlink(missing_ok=True)
+    if restart:
+        forget(state)
+    named = list(pictures)
     if pages:
         listed = {picture.key for picture in pictures}
         found = pictures_of(pages, overwrite=overwrite_alt, saved_list=state / PAGES)
@@ -188,6 +192,7 @@ def batch(
         return caption_blocks_with_ray(worker, blocks, workers=workers)
 
     facts["batch_size"] = settings.batch_size
+    errors: list[str] = []
     block = settings.batch_size * (BATCHES if where == "cuda" else 1)
     with Job(state, pictures, facts, block=block, record=record, asked=asked) as job:
         if job.done is None:
@@ -201,12 +206,14 @@ def batch(
             counts = finish(job, table, settings)
             if pages:
                 counts["alts"] = fill_pages(job, pages, None if in_place else folder, overwrite=overwrite_alt)
-            job.finish(counts)
+            if table is None:  # what a repeat says, and how it knows that nothing has changed
+                errors = [row["error"] for row in job.rows() if "error" in row]
+                job.finish(counts, errors=errors, state=delivery.state(named, pages))
+            else:
+                job.finish(counts)
         elif table is not None and not table.exists():
             raise MeshcapError(f"{table} was written and is gone: give --restart to make it again")
-        _print_summary(job.done or {}, table, errors_file(state, table), json)
-        if table is None:
-            shutil.rmtree(state, ignore_errors=True)
+        _print_summary(job.done or {}, table, errors, json)
     if job.done and job.done["errors"]:
         raise typer.Exit(1)
 
@@ -237,16 +244,20 @@ def _pages(names: Sequence[str]) -> list[str]:
 
 
 def _print_summary(
-    counts: dict[str, int], table: Path | None, errors: Path, json: bool, *, new: bool = True
+    counts: dict[str, int], table: Path | None, problems: Sequence[str], json: bool, *, new: bool = True
 ) -> None:
-    """Counts on stdout; on stderr the first errors, or all of them where no file lists them."""
+    """Counts on stdout; on stderr the first errors, or all of them (`problems`) where no file lists them."""
+    from meshcap.batch.output import errors_path
+
     failed = counts.get("errors", 0)
-    if failed:
+    errors = None if table is None else errors_path(table)
+    if errors is not None and failed:
         with open(errors, encoding="utf-8", errors="surrogateescape") as file:
-            for line in islice(file, None if table is None else NAMED):
-                typer.echo(f"error: {' '.join(json_format.loads(line)['error'].split())}", err=True)
-        if table is not None and failed > NAMED:
-            typer.echo(f"error: {failed - NAMED:,} more, all in {errors}", err=True)
+            problems = [json_format.loads(line)["error"] for line in islice(file, NAMED)]
+    for problem in problems:
+        typer.echo(f"error: {' '.join(problem.split())}", err=True)
+    if errors is not None and failed > NAMED:
+        typer.echo(f"error: {failed - NAMED:,} more, all in {errors}", err=True)
     if json:
         files = {"out": None, "errors_file": None} if table is None else {
             "out": str(table), "errors_file": str(errors) if failed else None,
