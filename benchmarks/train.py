@@ -40,16 +40,17 @@ from meshcap.training.pictures import CachedRegions, View
 from meshcap.training.settings import RunSettings, SCSTSettings, XESettings
 from meshcap.training.tasks import CrossEntropy, SelfCritical
 from meshcap.training.trainer import Trainer
-from meshcap.vision import Vision, create_vision
+from meshcap.vision import Vision, create_vision, load_vision
 from meshcap.vision.backbone import grid_boxes
 
 WORDS = 10_201  # of the paper's vocabulary
 CELLS, WIDTH = 64, 1280  # what the embedded backbone makes of 256 pixels
-WORK = ("step", "cells", "pictures", "scst")
+WORK = ("step", "cells", "pictures", "scst", "scst-pictures")
 NAMES = {
     "cells": "XE, cached cells",
     "pictures": "XE, decoded pictures, vision learning",
     "scst": "SCST, cached cells",
+    "scst-pictures": "SCST, decoded pictures, vision learning",
 }
 
 
@@ -96,7 +97,8 @@ def bench_train(
     size: int,
     seed: int,
 ) -> list[Row]:
-    """A row for each of `work`: "cells" (XE, frozen vision), "pictures" (XE, vision learning), "scst".
+    """A row for each of `work`: "cells" (XE, frozen vision), "pictures" (XE, vision learning), "scst" (frozen),
+    "scst-pictures" (vision learning).
 
     Args:
         batch: pictures of a step; of cells four times as many, as memory allows.
@@ -114,11 +116,11 @@ def bench_train(
         if device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(device)
-        sees = kind == "pictures"
+        sees = kind in ("pictures", "scst-pictures")
         count = min(pictures, batch * 4 if kind == "cells" else batch)
         xe = XESettings(steps=10_000, batch=count, label_smoothing=0.1, augment=0.5, region_dropout=0.0)
         options: dict[str, Any] = {"precision": torch.bfloat16, "compiled": compiled}
-        vision: Vision | None = create_vision(vision_name, size=size).to(device) if sees else None
+        vision = image_encoder(vision_name, size).to(device) if sees else None
         world = World(device)
         model = M2(
             M2Config(
@@ -134,26 +136,34 @@ def bench_train(
             )
         ).to(device)
         parts = Parts(model, vocabulary, vision)
-        task: CrossEntropy | SelfCritical
-        if sees:
-            noise = Noise(min(pictures, 4 * batch), size, device, 0.5)
-            task = CrossEntropy(parts, noise, few(table, len(noise)), xe, world, **options)
+        views: Noise | CachedRegions
+        if vision is not None:
+            views = Noise(min(pictures, 4 * batch), vision.preprocess.size, device, 0.5)
         else:
             some = min(pictures, 16 * batch)
-            cells = CachedRegions(noise_cells(some, device), device, count=some)
-            if kind == "cells":
-                task = CrossEntropy(parts, cells, few(table, len(cells)), xe, world, **options)
-            else:
-                references = [[vocabulary.encode(caption) for caption in captions] for captions in tokens]
-                reward = CiderReward(references, eos=vocabulary.eos, pad=vocabulary.pad)
-                scst = SCSTSettings(steps=10_000, batch=count)
-                task = SelfCritical(parts, cells, reward, table, scst, world, max_length=21, **options)
+            views = CachedRegions(noise_cells(some, device), device, count=some)
+        task: CrossEntropy | SelfCritical
+        if kind.startswith("scst"):
+            references = [[vocabulary.encode(caption) for caption in captions] for captions in tokens]
+            reward = CiderReward(references, eos=vocabulary.eos, pad=vocabulary.pad)
+            scst = SCSTSettings(steps=10_000, batch=count, lr_vision=1e-5 if vision is not None else 0.0)
+            task = SelfCritical(parts, views, reward, table, scst, world, max_length=21, **options)
+        else:
+            task = CrossEntropy(parts, views, few(table, len(views)), xe, world, **options)
         return timed_row(kind, task, parts, world, count, steps, rates, compiled=compiled)
 
     for kind in work:
         with optional_row(lambda why, kind=kind: rows.append(Row(NAMES[kind], "", None, missing=why))):  # type: ignore[misc]
             rows.append(measured(kind))
     return rows
+
+
+def image_encoder(name: str, size: int) -> Vision:
+    """An image encoder by name, or that of a model folder ("default": of the captioner that ships)."""
+    found = load_vision(name) if name == "default" or Path(name).is_dir() else create_vision(name, size=size)
+    if found is None:
+        raise MeshcapError(f"{name} has no vision: give another model folder")
+    return found
 
 
 def few(table: CaptionTable, pictures: int) -> CaptionTable:
@@ -214,12 +224,12 @@ def timed_row(
     captions = count * samples
     config = parts.model.config
     assert isinstance(config, M2Config)
+    looking, cells = (0.0, CELLS) if parts.vision is None else vision_operations(parts.vision)
     forward = operations(
-        config, pictures=count, regions=CELLS, words=round(captions / count * words), history=round(words)
+        config, pictures=count, regions=cells, words=round(captions / count * words), history=round(words)
     )
-    said = f"{samples} {'samples' if kind == 'scst' else 'captions'}"
-    if parts.vision is not None:
-        forward += count * vision_operations(parts.vision)
+    forward += count * looking
+    said = f"{samples} {'samples' if isinstance(task, SelfCritical) else 'captions'}"
     notes = {"pictures/s": f"{count / seconds:,.0f}"}
     if len(memory) > 3:
         notes["memory from step 3 to the last"] = f"{(memory[-1] - memory[2]) / 2**20:+.1f} MiB"
@@ -229,17 +239,17 @@ def timed_row(
         seconds,
         f"{captions / seconds:,.0f} captions/s",
         peak_memory(world.device),
-        rates.floor((4 if kind == "scst" else 3) * forward, 0.0),  # self-critical training also speaks
+        rates.floor((4 if isinstance(task, SelfCritical) else 3) * forward, 0.0),  # self-critical training also speaks
         notes,
     )
 
 
-def vision_operations(vision: Vision) -> float:
-    """Multiplications and additions of looking at one picture."""
+def vision_operations(vision: Vision) -> tuple[float, int]:
+    """Multiplications and additions of looking at one picture, and how many regions come of it."""
     side = vision.preprocess.size
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        vision(torch.zeros(1, 3, side, side, dtype=torch.uint8, device=vision.device))
-    return float(counter.get_total_flops())
+        seen = vision(torch.zeros(1, 3, side, side, dtype=torch.uint8, device=vision.device))
+    return float(counter.get_total_flops()), seen.features.shape[1]
 
 
 def bench_train_step(
@@ -294,14 +304,18 @@ def bench_train_step(
 def command(
     work: Annotated[
         list[str] | None,
-        typer.Option(help="step, cells, pictures or scst; may be given several times.", show_default="all"),
+        typer.Option(
+            help="step, cells, pictures, scst or scst-pictures; may be given several times.", show_default="all"
+        ),
     ] = None,
     batch: Annotated[int, typer.Option(min=2, help="Pictures of a step; four times as many of cells.")] = 256,
     pictures: Annotated[int, typer.Option(min=8, help="Made-up pictures with captions.")] = 20_000,
     steps: Annotated[int, typer.Option(min=1, help="Steps to time.")] = 20,
     width: Annotated[int, typer.Option(min=64, help="Width of the model.")] = 512,
     layers: Annotated[int, typer.Option(min=1, help="Of encoder and decoder each.")] = 3,
-    vision: Annotated[str, typer.Option(help="The image encoder that learns.")] = "efficientnet-lite2",
+    vision: Annotated[
+        str, typer.Option(help="The image encoder that learns, or a model folder's.")
+    ] = "efficientnet-lite2",
     size: Annotated[int, typer.Option(min=32, help="Pixels of a picture.")] = 256,
     step_pictures: Annotated[
         list[int] | None, typer.Option(help="Batch sizes of the plain step; may be given several times.")
@@ -315,7 +329,8 @@ def command(
     json: common.Json = False,
 ) -> None:
     """Time training: a plain cross-entropy step of the paper's sizes (step), and the steps of real runs:
-    cross-entropy with a frozen (cells) and a learning image encoder (pictures), and self-critical (scst)."""
+    cross-entropy with a frozen (cells) and a learning image encoder (pictures), and self-critical, likewise (scst,
+    scst-pictures)."""
     chosen = tuple(work or WORK)
     for one in chosen:
         if one not in WORK:

@@ -1,6 +1,7 @@
 """benchmarks/batch.py: the work is done and counted; no time is judged."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,9 @@ def test_jobs_are_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     words = ["--pictures", "64", "--repeat", "1", "--listed", "1000", "--model", str(tmp_path)]
     assert bench(command, *words, "--beams", "1", "--json") == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
+    steps = [(name, "16 pictures") for name in (f"read, {os.cpu_count()} threads", "see", "search", "say")]
     assert [(row["work"], row["setting"]) for row in rows] == [
-        ("reading alone", "1 thread"), ("this process", "2 lanes"), ("listing", "1,000 paths, 16 blocks")
+        ("reading alone", "1 thread"), *steps, ("this process", "2 lanes"), ("listing", "1,000 paths, 16 blocks")
     ]  # fmt: skip
     assert all(row["seconds"] > 0 for row in rows)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from meshcap.models.packed import multiplies_bfloat16
 from meshcap.training.settings import TrainSettings
 
 FROM_SCRATCH = ("small-cnn",)  # visions that know nothing before training
@@ -88,7 +89,8 @@ def complete(settings: TrainSettings, *, pictures: int, device: torch.device) ->
     choose("run.patience", 0 if scratch or not gpu else 5)
     if scratch and not gpu:
         choose("run.threads", 1)  # threads would mostly wait for each other over matrices this small
-    choose("run.precision", "bfloat16" if gpu else "float32")
+    # Half the time of a step on a CPU that can; a model from nothing has the small rates of its last steps to lose.
+    choose("run.precision", "bfloat16" if gpu or (minutes and multiplies_bfloat16()) else "float32")
     steps = value("xe.steps")
     choose("run.compile", gpu and steps > 1_500)
     # Once an epoch, but of few pictures not after every other step, and at least four times (three, where it takes
