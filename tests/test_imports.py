@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "machine": {"errors"},
     # ways of looking, of remembering, of splitting captions: these know nobody
     "attention": {"errors", "kernels"},
-    "memory": {"errors"},
+    "memory": {"errors", "files"},
     "text": {"errors", "files"},
     "models": BASE | PARTS,
     "caption": {"errors"},

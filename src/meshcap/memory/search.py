@@ -1,0 +1,200 @@
+"""Nearest vectors among many: exact search in whole numbers, and an index of usearch's for larger stores.
+
+Vectors are kept as directions in 8 bits: v₈ = round(127 v / max|v|), and cos(q, v) = q·v₈ / (|q| |v₈|). A query keeps
+15 bits, in two parts of 8. Products are then sums of whole numbers below 2²⁴ (to a width of 1,040), which int8 kernels
+and float32 both compute without any rounding: every way of searching gives the same similarities.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from meshcap.errors import MeshcapError
+
+BLOCK = 1 << 17  # rows that are compared at once: 100 MB of a wide store
+FINE = 254  # steps of a query's second part within one of the first
+
+
+def quantize(vectors: np.ndarray) -> np.ndarray:
+    """Directions (n, D) in int8.
+
+    Raises:
+        MeshcapError: a vector of zeros or with numbers that are not finite, which has no direction.
+    """
+    vectors = np.asarray(vectors, np.float32)
+    largest = np.abs(vectors).max(1, keepdims=True, initial=0)
+    if not (np.isfinite(largest).all() and (largest > 0).all()):
+        raise MeshcapError("a picture's vector is zero or not finite: it has no direction to compare")
+    return np.rint(vectors * (127 / largest)).astype(np.int8)
+
+
+def norms_of(rows: np.ndarray) -> np.ndarray:
+    """Lengths of int8 rows; infinite for rows of zeros, which are like nothing."""
+    norms = np.empty(len(rows), np.float32)
+    for start in range(0, len(rows), BLOCK // 8):
+        part = rows[start : start + BLOCK // 8].astype(np.float32)
+        norms[start : start + len(part)] = np.sqrt(np.einsum("nd,nd->n", part, part))
+    norms[norms == 0] = np.inf
+    return norms
+
+
+class Query:
+    """Directions to look for, (B, D), in two parts of 8 bits."""
+
+    def __init__(self, vectors: np.ndarray):
+        vectors = np.asarray(vectors, np.float32)
+        if not np.isfinite(vectors).all():
+            raise MeshcapError("a picture's vector is not finite: there is nothing to look for")
+        largest = np.abs(vectors).max(1, keepdims=True, initial=0)
+        steps = vectors * (127 / np.where(largest > 0, largest, 1))
+        coarse = np.rint(steps)
+        self.parts = np.concatenate((coarse, np.rint((steps - coarse) * FINE))).astype(np.int8)  # (2B, D)
+        self.count = len(vectors)
+        whole = self.join(self.parts.astype(np.float32))
+        lengths = np.sqrt((whole**2).sum(1, keepdims=True))
+        self.scale = (1 / np.where(lengths > 0, lengths, np.inf)).astype(np.float32)  # (B, 1)
+
+    def join(self, products: np.ndarray) -> np.ndarray:
+        """The two parts (2B, n) as one (B, n)."""
+        coarse, fine = products[: self.count], products[self.count :]
+        return np.add(coarse, fine * np.float32(1 / FINE), dtype=np.float32)
+
+    def similarities(self, rows: np.ndarray, norms: np.ndarray) -> np.ndarray:
+        """Cosines (B, n) of the queries and of rows (n, D); -∞ for rows of infinite length, which are no vectors."""
+        cosines = self.join(_products(self.parts, rows)) * self.scale / norms
+        if len(missing := np.flatnonzero(np.isinf(norms))):
+            cosines[:, missing] = -np.inf
+        return cosines
+
+
+def _products(parts: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """(P, D) times (n, D) of int8, exactly."""
+    multiply = _int8_kernel()
+    if multiply is not None and len(rows) > 64:
+        return multiply(parts, rows)
+    return parts.astype(np.float32) @ rows.astype(np.float32).T
+
+
+_kernel: list[Callable[[np.ndarray, np.ndarray], np.ndarray] | None] = []
+
+
+def _int8_kernel() -> Callable[[np.ndarray, np.ndarray], np.ndarray] | None:
+    """torch's product of int8 matrices, an order of magnitude faster; None where torch is missing or has none."""
+    if not _kernel:
+        try:
+            import torch
+
+            def multiply(parts: np.ndarray, rows: np.ndarray) -> np.ndarray:
+                product = torch._int_mm(torch.from_numpy(parts), torch.from_numpy(rows).T)
+                found: np.ndarray = product.numpy()
+                return found
+
+            trial = np.arange(-64, 64, dtype=np.int8)[None].repeat(2, 0)
+            right = bool((multiply(trial, trial) == (trial.astype(np.int32) ** 2).sum(1)[None]).all())
+            _kernel.append(multiply if right else None)
+        except (ImportError, RuntimeError, AttributeError):
+            _kernel.append(None)
+    return _kernel[0]
+
+
+class Index(Protocol):
+    """A way of finding likely rows; similarities are computed afterwards, the same for all."""
+
+    def candidates(self, query: Query, k: int) -> np.ndarray:
+        """(B, c) row numbers among the first `covered` rows, -1 where there are fewer."""
+
+    @property
+    def covered(self) -> int:
+        """How many rows, from the first, the index knows. Later ones are compared one by one."""
+
+
+def nearest_rows(
+    query: Query, rows: np.ndarray, norms: np.ndarray, k: int, index: Index | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers (B, k') and similarities (B, k') of the k nearest rows, nearest first; of equal ones, the first row.
+
+    Args:
+        rows, norms: (n, D) int8 and their lengths; infinite ones are never near.
+    """
+    first = 0
+    best = np.full((query.count, 0), -np.inf, np.float32)
+    place = np.full((query.count, 0), -1, np.int64)
+    if index is not None and index.covered:
+        first = index.covered
+        place = index.candidates(query, k)
+        best = np.full(place.shape, -np.inf, np.float32)
+        for one in range(query.count):
+            known = np.flatnonzero((place[one] >= 0) & (place[one] < len(rows)))
+            if len(known):
+                found = query.similarities(rows[place[one, known]], norms[place[one, known]])
+                best[one, known] = found[one]
+        best, place = _best(best, place, k)
+    for start in range(first, len(rows), BLOCK):
+        found = query.similarities(rows[start : start + BLOCK], norms[start : start + BLOCK])
+        numbers = np.broadcast_to(np.arange(start, start + found.shape[1]), found.shape)
+        if found.shape[1] > k:
+            kept = _largest(found, k)
+            found, numbers = np.take_along_axis(found, kept, 1), np.take_along_axis(numbers, kept, 1)
+        best, place = _best(np.concatenate((best, found), 1), np.concatenate((place, numbers), 1), k)
+    return place, best
+
+
+def _largest(values: np.ndarray, k: int) -> np.ndarray:
+    """Places (B, ≥ k) of the k largest of each row, and of all that equal the least of these in one query."""
+    if len(values) == 1:
+        least = np.partition(values[0], -k)[-k]
+        return np.flatnonzero(values[0] >= least)[None]
+    return np.argpartition(-values, k - 1, 1)[:, :k]
+
+
+def _best(values: np.ndarray, places: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    order = np.lexsort((places, -values), axis=1)[:, :k]
+    return np.take_along_axis(values, order, 1), np.take_along_axis(places, order, 1)
+
+
+class UsearchIndex:
+    """A graph of neighbours (HNSW) in one file, made of the rows by `build`. Rows added later are not in it."""
+
+    def __init__(self, path: Path, width: int):
+        usearch = need_usearch()
+        self.index = usearch.Index(ndim=width, metric="cos", dtype="i8")
+        try:
+            self.index.view(os.fspath(path))
+        except Exception as error:  # whatever the library raises for a damaged file
+            raise MeshcapError(f"{path} cannot be read by usearch ({str(error).splitlines()[0]})") from error
+
+    @property
+    def covered(self) -> int:
+        return len(self.index)
+
+    def candidates(self, query: Query, k: int) -> np.ndarray:
+        found = np.full((query.count, 2 * k), -1, np.int64)
+        wanted = min(2 * k, self.covered)
+        for one in range(query.count):
+            matches = self.index.search(query.parts[one], wanted)
+            found[one, : len(matches)] = matches.keys.astype(np.int64)
+        return found
+
+    @staticmethod
+    def build(rows: np.ndarray, path: Path, *, threads: int = 0, progress: Callable[[int], Any] | None = None) -> None:
+        usearch = need_usearch()
+        index = usearch.Index(ndim=rows.shape[1], metric="cos", dtype="i8")
+        for start in range(0, len(rows), BLOCK // 8):
+            part = np.ascontiguousarray(rows[start : start + BLOCK // 8])
+            index.add(np.arange(start, start + len(part), dtype=np.uint64), part, threads=threads)
+            if progress is not None:
+                progress(len(part))
+        index.save(os.fspath(path))
+
+
+def need_usearch() -> Any:
+    try:
+        from usearch import index
+    except ImportError:
+        raise MeshcapError("the engine usearch needs another package: pip install 'meshcap[memory]'") from None
+    return index

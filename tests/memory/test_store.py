@@ -1,0 +1,394 @@
+"""The long-term store: the same answers as plain arithmetic, kills, damage, two writers, a full disk."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from meshcap.errors import MeshcapError
+from meshcap.memory import search, store
+from meshcap.memory.search import Query, nearest_rows, norms_of, quantize
+from meshcap.memory.store import Entry, FolderStore, RamStore, Store
+
+WIDTH = 24
+
+
+def vectors(count: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(count, WIDTH)).astype(np.float32)
+
+
+def entries(count: int, first: int = 0) -> list[Entry]:
+    return [Entry((f"picture {n} of a dog",), (f"Rex {n}",), f"photos/{n}.jpg", 100.0 + n) for n in range(first, count)]
+
+
+def filled(folder: Path, count: int = 20) -> FolderStore:
+    kept = FolderStore.create(folder, vision="v", width=WIDTH)
+    kept.add(vectors(count), entries(count))
+    return kept
+
+
+def file_of(folder: Path, kind: str) -> Path:
+    (path,) = folder.glob(f"{kind}-*")
+    return path
+
+
+# The search itself.
+
+
+def test_similarities_are_cosines_of_the_rounded_directions() -> None:
+    rows = quantize(vectors(500))
+    query = vectors(3, seed=1)
+    places, similar = nearest_rows(Query(query), rows, norms_of(rows), 7)
+    exact = query / np.linalg.norm(query, axis=1, keepdims=True) @ (
+        rows / np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
+    ).T
+    order = np.argsort(-exact, axis=1)[:, :7]
+    assert (places == order).all()
+    assert np.allclose(similar, np.take_along_axis(exact, order, 1), atol=2e-4)
+
+
+def test_rounding_keeps_directions() -> None:
+    given = np.random.default_rng(0).normal(size=(50, 768)).astype(np.float32)
+    rows = quantize(given).astype(np.float32)
+    cosine = (rows * given).sum(1) / np.linalg.norm(rows, axis=1) / np.linalg.norm(given, axis=1)
+    assert cosine.min() > 0.9999
+
+
+def test_int8_kernel_and_float32_agree_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = np.random.default_rng(0).integers(-127, 128, (300, 768)).astype(np.int8)
+    query = Query(np.random.default_rng(1).normal(size=(2, 768)))
+    assert search._int8_kernel() is not None
+    fast = query.similarities(rows, norms_of(rows))
+    monkeypatch.setattr(search, "_kernel", [None])
+    assert (query.similarities(rows, norms_of(rows)) == fast).all()
+
+
+def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = quantize(vectors(300))
+    one = nearest_rows(Query(vectors(4, 1)), rows, norms_of(rows), 5)
+    monkeypatch.setattr(search, "BLOCK", 64)
+    again = nearest_rows(Query(vectors(4, 1)), rows, norms_of(rows), 5)
+    assert (one[0] == again[0]).all() and (one[1] == again[1]).all()
+
+
+# What every store promises.
+
+
+@pytest.fixture(params=["ram", "folder"])
+def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    if request.param == "ram":
+        return RamStore("v", WIDTH)
+    return FolderStore.create(tmp_path / "memory", vision="v", width=WIDTH)
+
+
+def test_what_was_added_is_nearest_to_itself(kept: Store) -> None:
+    assert kept.nearest(vectors(2), 3) == [[], []]
+    ids = kept.add(vectors(10), entries(10))
+    assert ids == list(range(1, 11)) and len(kept) == 10
+    found = kept.nearest(vectors(10), 3)
+    assert [one[0].id for one in found] == ids
+    assert found[4][0].captions == ("picture 4 of a dog",) and found[4][0].names == ("Rex 4",)
+    assert found[4][0].source == "photos/4.jpg" and found[4][0].time == 104.0
+    assert all(one[0].similarity > 0.999 > one[1].similarity >= one[2].similarity for one in found)
+    assert len(kept.nearest(vectors(1), 50)[0]) == 10
+
+
+def test_forgetting(kept: Store) -> None:
+    kept.add(vectors(10), entries(10))
+    assert kept.forget([3, 4, 99]) == 2
+    assert [one.id for one in kept.entries()] == [1, 2, 5, 6, 7, 8, 9, 10]
+    assert kept.nearest(vectors(10)[2:3], 1)[0][0].id != 3
+    assert kept.add(vectors(1, 5), entries(1)) == [11]  # an id never means something else
+    assert kept.forget([11]) == 1 and kept.add(vectors(1, 5), entries(1)) == [12]
+
+
+def test_searching_what_was_said(kept: Store) -> None:
+    kept.add(vectors(3), [Entry(("A beach at dusk",)), Entry(("a dog",), ("Rex",)), Entry(("Rex on the beach",))])
+    assert [one.id for one in kept.find("Beach")] == [3, 1]
+    assert [one.id for one in kept.find("rex beach")] == [3]
+    assert [one.id for one in kept.find("rex", limit=1)] == [3]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (Entry(("  ", "")), "empty caption"),
+        (Entry(("x" * 3000,)), "too long"),
+        (Entry(("x",), ("n",) * 101), "too many"),
+    ],
+)
+def test_entries_that_say_nothing_or_too_much(kept: Store, given: Entry, message: str) -> None:
+    with pytest.raises(MeshcapError, match=message):
+        kept.add(vectors(1), [given])
+    assert len(kept) == 0
+
+
+def test_vectors_that_do_not_fit(kept: Store) -> None:
+    for wrong in (np.zeros((1, WIDTH)), np.full((1, WIDTH), np.nan), np.ones((1, WIDTH + 1)), np.ones((2, WIDTH))):
+        with pytest.raises(MeshcapError):
+            kept.add(wrong, entries(1))
+    with pytest.raises(MeshcapError, match="k is 0"):
+        kept.nearest(vectors(1), 0)
+
+
+def test_another_vision_is_refused_with_what_to_do(kept: Store) -> None:
+    kept.expect_vision("v", "place")
+    with pytest.raises(MeshcapError, match="meshcap remember place --memory NEW"):
+        kept.expect_vision("w", "place")
+
+
+# A folder.
+
+
+def test_a_folder_is_read_again(tmp_path: Path) -> None:
+    filled(tmp_path / "m")
+    again = FolderStore(tmp_path / "m")
+    assert len(again) == 20 and again.vision == "v" and again.warnings == [] and again.check() == []
+    assert list(again.entries()) == [
+        Entry(one.captions, one.names, one.source, one.time, n + 1) for n, one in enumerate(entries(20))
+    ]
+
+
+def test_readers_see_what_others_add_and_forget(tmp_path: Path) -> None:
+    writer = filled(tmp_path / "m", 5)
+    reader = FolderStore(tmp_path / "m")
+    writer.add(vectors(1, seed=9), [Entry(("a cat",))])
+    assert reader.nearest(vectors(1, seed=9), 1)[0][0].captions == ("a cat",)
+    writer.forget([6])
+    assert reader.nearest(vectors(1, seed=9), 1)[0][0].id != 6 and len(reader) == 5
+
+
+def test_forgetting_leaves_no_byte(tmp_path: Path) -> None:
+    kept = filled(tmp_path / "m", 3)
+    secret = np.arange(1, WIDTH + 1, dtype=np.float32)
+    (id,) = kept.add(secret[None], [Entry(("the secret of Rumpelstiltskin",), ("Rumpelstiltskin",))])
+    vector = quantize(secret[None]).tobytes()
+    there = [one.read_bytes() for one in (tmp_path / "m").iterdir()]
+    assert any(b"Rumpel" in one for one in there) and any(vector in one for one in there)
+    kept.forget([id])
+    there = [one.read_bytes() for one in (tmp_path / "m").iterdir()]
+    assert not any(b"Rumpel" in one or vector in one for one in there)
+    assert sorted(one.name for one in (tmp_path / "m").iterdir()) == [
+        "end-2", "entries-2.log", "lock", "store.json", "vectors-2.i8",
+    ]  # fmt: skip
+
+
+def test_folders_that_are_no_memories(tmp_path: Path) -> None:
+    with pytest.raises(MeshcapError, match="is no memory"):
+        FolderStore(tmp_path)
+    (tmp_path / "photo.jpg").touch()
+    with pytest.raises(MeshcapError, match="holds other files"):
+        FolderStore.create(tmp_path, vision="v", width=3)
+    with pytest.raises(MeshcapError, match="cannot be made"):
+        FolderStore.create(tmp_path / "photo.jpg" / "m", vision="v", width=3)
+    kept = filled(tmp_path / "m")
+    text = (kept.folder / "store.json").read_text()
+    (kept.folder / "store.json").write_text(text.replace('"version": 1', '"version": 9'))
+    with pytest.raises(MeshcapError, match="version 9"):
+        FolderStore(kept.folder)
+
+
+# Damage.
+
+
+def test_a_flipped_byte_anywhere_loses_one_entry_at_most(tmp_path: Path) -> None:
+    kept = filled(tmp_path / "m", 6)
+    said = {one.id: one for one in kept.entries()}
+    for kind in ("entries", "vectors"):
+        path = file_of(kept.folder, kind)
+        content = path.read_bytes()
+        for place in range(0, len(content), 5 if kind == "vectors" else 13):
+            path.write_bytes(content[:place] + bytes([content[place] ^ 0x41]) + content[place + 1 :])
+            again = FolderStore(kept.folder)
+            warnings = again.check()
+            left = list(again.entries())
+            assert len(left) == 5 and all(said[one.id] == one for one in left), (kind, place)
+            assert len(warnings) == 1 and "1 of its entries is lost" in warnings[0]
+            assert len(again.nearest(vectors(6), 6)[0]) == 5
+        path.write_bytes(content)
+    assert FolderStore(kept.folder).check() == []
+
+
+@pytest.mark.parametrize("kind", ["entries", "vectors"])
+def test_a_file_that_was_cut_keeps_what_is_whole(tmp_path: Path, kind: str) -> None:
+    kept = filled(tmp_path / "m", 6)
+    path = file_of(kept.folder, kind)
+    content = path.read_bytes()
+    for length in range(0, len(content), 11):
+        path.write_bytes(content[:length])
+        again = FolderStore(kept.folder)
+        left = [one.id for one in again.entries()]
+        assert left == list(range(1, len(left) + 1))
+        assert f"{6 - len(left)} of its entries" in again.warnings[0]
+        assert [one.id for one in again.nearest(vectors(6)[:1], 1)[0]] == left[:1]
+    path.write_bytes(content[: len(content) // 2])
+    again = FolderStore(kept.folder)
+    half = len(again)
+    assert again.add(vectors(1, 7), [Entry(("new",))]) == [7]  # not an id of those that are lost
+    assert len(FolderStore(kept.folder)) == half + 1 and FolderStore(kept.folder).warnings
+
+
+def test_a_damaged_vector_that_would_be_nearest_is_left_out(tmp_path: Path) -> None:
+    kept = filled(tmp_path / "m", 6)
+    path = file_of(kept.folder, "vectors")
+    content = bytearray(path.read_bytes())
+    content[2 * WIDTH : 3 * WIDTH] = quantize(vectors(1, 99)).tobytes()
+    path.write_bytes(content)
+    again = FolderStore(kept.folder)
+    assert again.warnings == []
+    found = again.nearest(vectors(1, 99), 2)[0]
+    assert len(found) == 2 and 3 not in [one.id for one in found]
+    assert "1 of its entries is lost" in again.warnings[0]
+
+
+# Kills, writers, no room.
+
+ADD_FOR_EVER = """
+import sys
+import numpy as np
+from meshcap.memory.store import Entry, FolderStore
+kept = FolderStore(sys.argv[1])
+number = int(sys.argv[2])
+while True:
+    count = number % 5 + 1
+    rows = np.random.default_rng(number).normal(size=(count, kept.width))
+    ids = kept.add(rows, [Entry((f"{number} " + "word " * (number % 50),))] * count)
+    if number % 7 == 3:
+        kept.forget([ids[0]])
+        ids = ids[1:]
+    print(number, *ids, flush=True)
+    number += 1
+"""
+
+
+@pytest.mark.slow
+def test_what_was_acknowledged_survives_kills(tmp_path: Path) -> None:
+    kept = FolderStore.create(tmp_path / "m", vision="v", width=WIDTH)
+    known: dict[int, int] = {}  # id -> number
+    for turn in range(10):
+        command = [sys.executable, "-c", ADD_FOR_EVER, str(kept.folder), str(1000 * turn)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        lines = [process.stdout.readline()]
+        timer = threading.Timer(0.05 + 0.013 * turn, lambda one=process: one.send_signal(signal.SIGKILL))
+        timer.start()
+        lines += process.stdout.readlines()
+        process.wait()
+        for line in lines:
+            if line.endswith("\n"):
+                number, *ids = map(int, line.split())
+                known |= dict.fromkeys(ids, number)
+        again = FolderStore(kept.folder)
+        there = {one.id: one for one in again.entries()}
+        assert not set(known) - set(there)
+        assert all(there[id].captions[0].split()[0] == str(number) for id, number in known.items())
+        assert again.check() == []
+        number = next(reversed(known.values()))
+        nearest = again.nearest(np.random.default_rng(number).normal(size=(number % 5 + 1, WIDTH))[-1:], 1)
+        assert nearest[0][0].captions[0].split()[0] == str(number)
+    assert len(known) > 50
+
+
+def test_a_torn_end_is_no_damage_and_is_written_over(tmp_path: Path) -> None:
+    kept = filled(tmp_path / "m", 4)
+    for kind, end in (("entries", b"\xf1mem\x50\x00"), ("vectors", b"\x01" * (WIDTH + 3))):
+        with open(file_of(kept.folder, kind), "ab") as file:
+            file.write(end)
+    again = FolderStore(kept.folder)
+    assert again.check() == [] and len(again) == 4
+    assert again.add(vectors(1, 8), [Entry(("after",))]) == [5]
+    once_more = FolderStore(kept.folder)
+    assert once_more.check() == [] and [one.id for one in once_more.entries()] == [1, 2, 3, 4, 5]
+    assert kept.nearest(vectors(1, 8), 1)[0][0].captions == ("after",)  # a reader that saw the torn end
+
+
+def _add_many(folder: str, seed: int) -> None:
+    kept = FolderStore(folder)
+    for n in range(20):
+        kept.add(vectors(2, seed * 100 + n), [Entry((f"writer {seed} number {n}",))] * 2)
+
+
+def test_writers_take_turns(tmp_path: Path) -> None:
+    kept = FolderStore.create(tmp_path / "m", vision="v", width=WIDTH)
+    threads = [threading.Thread(target=_add_many, args=(str(kept.folder), seed)) for seed in range(3)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert len(kept) == 120 and kept.check() == []
+    assert sorted(one.id for one in kept.entries()) == list(range(1, 121))
+    for seed in range(3):
+        for n in range(20):
+            assert kept.nearest(vectors(1, seed * 100 + n), 1)[0][0].captions == (f"writer {seed} number {n}",)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="flock")
+def test_a_writer_that_does_not_end_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fcntl
+
+    kept = filled(tmp_path / "m", 2)
+    monkeypatch.setattr(store, "PATIENCE", 0.05)
+    with open(kept.folder / "lock", "rb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        for work in (lambda: kept.add(vectors(1), entries(1)), lambda: kept.forget([1])):
+            with pytest.raises(MeshcapError, match="being written by another process"):
+                work()
+        assert len(kept.nearest(vectors(1), 5)[0]) == 2  # readers do not wait
+    kept.add(vectors(1), entries(1))
+
+
+@pytest.mark.parametrize("room", [0, 10, 30])
+@pytest.mark.parametrize("file", ["vectors", "entries"])
+def test_no_room_leaves_everything_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, room: int
+) -> None:
+    kept = filled(tmp_path / "m", 4)
+    before = {one.name: one.read_bytes() for one in kept.folder.iterdir()}
+    real, left = os.write, [room]
+    full = os.stat(file_of(kept.folder, file)).st_ino
+
+    def write(to: int, content: bytes) -> int:
+        if os.fstat(to).st_ino != full:
+            return real(to, content)
+        if left[0] <= 0:
+            raise OSError(28, "No space left on device")
+        done = real(to, bytes(content)[: left[0]])
+        left[0] -= done
+        return done
+
+    monkeypatch.setattr(os, "write", write)
+    with pytest.raises(MeshcapError, match=r"No space left on device; nothing was added"):
+        kept.add(vectors(3, 5), entries(3))
+    monkeypatch.undo()
+    assert len(kept) == 4 and kept.check() == []
+    now = {one.name: one.read_bytes() for one in kept.folder.iterdir()}
+    now["vectors-1.i8"] = now["vectors-1.i8"][: len(before["vectors-1.i8"])]
+    assert now == before
+    assert kept.add(vectors(3, 5), entries(3)) == [5, 6, 7] and FolderStore(kept.folder).check() == []
+
+
+def test_no_room_to_forget_keeps_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = filled(tmp_path / "m", 4)
+
+    def refuse(path: Path, text: str) -> None:
+        raise MeshcapError(f"{path} cannot be written: No space left on device")
+
+    monkeypatch.setattr(store, "write_text", refuse)
+    with pytest.raises(MeshcapError, match="No space"):
+        kept.forget([1])
+    assert len(FolderStore(kept.folder)) == 4
+    assert not list(kept.folder.glob("*-2*"))
+
+
+def test_other_processes_open_it_themselves(tmp_path: Path) -> None:
+    import pickle
+
+    again = pickle.loads(pickle.dumps(filled(tmp_path / "m", 3)))
+    assert len(again) == 3
