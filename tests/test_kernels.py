@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from meshcap.attention import additive_mask, attend_with_weights
-from meshcap.kernels import can_decode_attention, decode_attention, top_k_rows
+from meshcap.decoding.choose import best_words
+from meshcap.kernels import can_decode_attention, decode_attention
 
 devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 
@@ -14,7 +15,7 @@ devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=p
 def test_against_sorting(device: str, words: int, k: int) -> None:
     log_probs = torch.randn(2, 3, words).log_softmax(-1)
     log_probs[0, :, 3] = float("-inf")
-    values, ids = (tensor.cpu() for tensor in top_k_rows(log_probs.to(device), k))
+    values, ids = (tensor.cpu() for tensor in best_words(log_probs.to(device), k))
     assert values.shape == ids.shape == (2, 3, min(k, words))
     assert ids.dtype == torch.long
     for row, found, places in zip(log_probs.flatten(0, 1), values.flatten(0, 1), ids.flatten(0, 1), strict=True):
@@ -28,7 +29,7 @@ def test_rows_with_little_in_them(device: str) -> None:
     """Fewer words than asked for have a chance: the rest are different ids within the row, at -inf."""
     log_probs = torch.full((3, 9), float("-inf"))
     log_probs[0, 4], log_probs[1, [8, 2]] = 0.0, torch.tensor([-1.0, -0.5])
-    values, ids = (tensor.cpu() for tensor in top_k_rows(log_probs.to(device), 5))
+    values, ids = (tensor.cpu() for tensor in best_words(log_probs.to(device), 5))
     assert ids[0, 0] == 4
     assert ids[1, :2].tolist() == [2, 8]
     assert values.isneginf().sum(-1).tolist() == [4, 3, 5]
@@ -42,7 +43,7 @@ def test_rows_may_lie_apart(device: str) -> None:
     """Cut out of a wider tensor, as a vocabulary that was filled up is."""
     wide = torch.randn(2, 3, 16)
     cut = wide.to(device)[..., :10]
-    values, ids = (tensor.cpu() for tensor in top_k_rows(cut, 4))
+    values, ids = (tensor.cpu() for tensor in best_words(cut, 4))
     expected = wide[..., :10].topk(4, -1)
     assert torch.equal(ids, expected.indices)
     assert torch.equal(values, expected.values)

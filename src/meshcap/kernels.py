@@ -82,16 +82,17 @@ def log_softmax_rows(logits: Tensor, count: int) -> Tensor:
     return result.view(*logits.shape[:-1], count)
 
 
+def can_top_k(log_probs: Tensor, k: int) -> bool:
+    """Whether `top_k_rows` applies."""
+    return triton is not None and log_probs.is_cuda and log_probs.shape[-1] <= MOST_WORDS and k <= MOST_KEPT
+
+
 def top_k_rows(log_probs: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Values and ids (…, k) of the k greatest of (…, V), greatest first; k is lowered to V.
+    """Values and ids (…, k) of the k greatest of (…, V), greatest first.
 
     `torch.topk` is built for long rows and any k; for a handful out of ten thousand reading each row once is several
     times faster.
     """
-    k = min(k, log_probs.shape[-1])
-    if triton is None or not log_probs.is_cuda or log_probs.shape[-1] > MOST_WORDS or k > MOST_KEPT:
-        values, ids = log_probs.topk(k, -1)
-        return values, ids
     rows = log_probs.flatten(0, -2)
     values = rows.new_empty(rows.shape[0], k)
     ids = torch.empty(rows.shape[0], k, dtype=torch.long, device=rows.device)

@@ -54,7 +54,7 @@ def attend_groups(
 
     `used`, a tensor of one number, may say that keys from there on are all masked.
     """
-    if can_decode_attention(query, keys):
+    if query.is_cuda and can_decode_attention(query, keys):
         return decode_attention(query, keys, values, mask, used)
     return attend(repeat_groups(query, keys), keys, values, mask=mask)
 

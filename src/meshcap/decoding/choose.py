@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from meshcap.decoding.records import Beam, ConstrainedBeam, DiverseBeam, Greedy, Sampling, Settings, Strategy
-from meshcap.kernels import top_k_rows
+from meshcap.kernels import can_top_k, top_k_rows
 
 INFINITY = float("inf")
 
@@ -152,7 +152,7 @@ class BeamChooser:
 
     def choose(self, log_probs: Tensor, search: Search) -> Choice:
         # The best of each hypothesis are enough to find the best of all, and far less to compare.
-        found = top_k_rows(log_probs, self.strategy.beams)
+        found = best_words(log_probs, self.strategy.beams)
         gained, words = keep_finished(search.finished, *found, search.settings.pad)
         return best_continuations(search, gained, words, penalty=self.strategy.length_penalty)
 
@@ -180,7 +180,7 @@ class DiverseChooser:
             group = slice(start, start + size)
             finished, own = search.finished[:, group], log_probs[:, group]
             # As many words as there are beams: all but `size` may be taken by earlier groups.
-            _, words = top_k_rows(own.sub(used, alpha=diversity), beams)
+            _, words = best_words(own.sub(used, alpha=diversity), beams)
             cost = diversity * used.expand_as(own).gather(-1, words).masked_fill(finished[..., None], 0)
             gained, words = keep_finished(finished, own.gather(-1, words), words, search.settings.pad)
             for earlier in choices:
@@ -262,7 +262,7 @@ class ConstrainedChooser:
 
         # Candidates of each hypothesis: its likeliest ordinary words, which all lead to one state, and every
         # special word, each leading to its own.
-        best, ordinary = top_k_rows(log_probs.masked_fill(self.special[:, None], -INFINITY), beams)
+        best, ordinary = best_words(log_probs.masked_fill(self.special[:, None], -INFINITY), beams)
         words = self.words[:, None].expand(pictures, width, -1)  # (B, W, C)
         special = log_probs.gather(-1, words).masked_fill(self.absent[:, None], -INFINITY)
         gained = torch.cat((best, special), -1)  # (B, W, k + C)
@@ -308,6 +308,15 @@ def one_alive(search: Search, groups: int = 1) -> None:
     """All hypotheses begin alike: let the first of each group alone go on, or they would all go the same way."""
     search.scores.fill_(-INFINITY)
     search.scores.view(len(search.scores), groups, -1)[..., 0] = 0
+
+
+def best_words(log_probs: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and ids (…, k) of the k likeliest words of (…, V), likeliest first; k is lowered to V."""
+    k = min(k, log_probs.shape[-1])
+    if log_probs.is_cuda and can_top_k(log_probs, k):
+        return top_k_rows(log_probs, k)
+    found = log_probs.topk(k, -1)
+    return found.values, found.indices
 
 
 def keep_finished(finished: Tensor, log_probs: Tensor, words: Tensor, pad: int) -> tuple[Tensor, Tensor]:

@@ -324,7 +324,13 @@ class M2(CaptionModel):
     def start(self, encoded: State, *, width: int, length: int) -> State:
         self.expect_length(length)
         levels = encoded["levels"]
-        state = empty_history(
+        state: State = {}
+        mask = self.decoder.mask(levels, encoded.get("visible"))
+        if mask is not None:
+            state["regions_visible"] = mask
+        for layer in range(self.config.decoder_layers):
+            state[f"region_keys.{layer}"], state[f"region_values.{layer}"] = self.decoder.sources(levels, layer)
+        state |= empty_history(
             layers=self.config.decoder_layers,
             pictures=levels.shape[1],
             width=width,
@@ -334,11 +340,6 @@ class M2(CaptionModel):
             device=levels.device,
             dtype=levels.dtype,
         )
-        for layer in range(self.config.decoder_layers):
-            state[f"region_keys.{layer}"], state[f"region_values.{layer}"] = self.decoder.sources(levels, layer)
-        mask = self.decoder.mask(levels, encoded.get("visible"))
-        if mask is not None:
-            state["regions_visible"] = mask
         if levels.is_cuda:
             weight, bias = self.decoder.output.aligned()
             state["output_weight"], state["output_bias"] = weight, bias.to(weight.dtype)
