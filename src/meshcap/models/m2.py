@@ -15,8 +15,9 @@ B pictures, N regions, L levels, S captions or W hypotheses of each picture, T w
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +40,17 @@ from meshcap.regions import Regions
 
 Mesh = Literal["full", "last", "one-to-one"]
 Trace = dict[str, list[Tensor]]
+Recall = Callable[[Tensor, Tensor], Tensor]
+
+
+class Memory(Protocol):
+    """What a decoder may listen to beside the picture: `meshcap.models.memory_level`."""
+
+    def layer(self, index: int) -> Recall:
+        """Of a decoder layer: y and what its mesh found, (B, Q, D) both -> the latter with what memory adds."""
+
+    def say(self, y: Tensor, log_probs: Tensor) -> Tensor:
+        """The last layer's y and log-probabilities (B, Q, V) -> log-probabilities, maybe of more words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,9 +227,16 @@ class DecoderLayer(nn.Module):
         return self.norm(y + self.dropout(words))
 
     def attend_regions(
-        self, y: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, trace: Trace | None = None
+        self,
+        y: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor | None,
+        trace: Trace | None = None,
+        recall: Recall | None = None,
     ) -> Tensor:
-        return self.feed_forward(self.mesh(y, keys, values, mask, trace))
+        found = self.mesh(y, keys, values, mask, trace)
+        return self.feed_forward(found if recall is None else recall(y, found))
 
 
 class Decoder(nn.Module):
@@ -258,7 +277,14 @@ class Decoder(nn.Module):
         groups = len(levels) if self.mesh == "full" else 1
         return additive_mask(visible, levels.dtype)[:, None, None].repeat(groups, 1, 1, 1)
 
-    def forward(self, levels: Tensor, visible: Tensor | None, ids: Tensor, trace: Trace | None = None) -> Tensor:
+    def forward(
+        self,
+        levels: Tensor,
+        visible: Tensor | None,
+        ids: Tensor,
+        trace: Trace | None = None,
+        memory: Memory | None = None,
+    ) -> Tensor:
         """Teacher-forced: ids (B, S, T) -> log-probabilities (B, S, T, V) of the word after each.
 
         Captions are padded on the right, and a causal mask hides what comes later: padding needs no mask of its own.
@@ -271,10 +297,12 @@ class Decoder(nn.Module):
             layer = self.layer(index)
             words = y.view(pictures * captions, length, -1)
             y = layer.add_words(y, layer.attention(words, causal=True).view_as(y))
-            y = layer.attend_regions(y, *self.sources(levels, index), mask, trace)
-        return self.output(y, self.output.aligned() if y.is_cuda else None).unflatten(1, (captions, length))
+            recall = None if memory is None else memory.layer(index)
+            y = layer.attend_regions(y, *self.sources(levels, index), mask, trace, recall)
+        log_probs = self.output(y, self.output.aligned() if y.is_cuda else None)
+        return (log_probs if memory is None else memory.say(y, log_probs)).unflatten(1, (captions, length))
 
-    def step(self, ids: Tensor, state: State) -> Tensor:
+    def step(self, ids: Tensor, state: State, memory: Memory | None = None) -> Tensor:
         """One word further: ids (B, W) -> log-probabilities (B, W, V); `state` advances in place."""
         y = self.words(ids) + self.positions.index_select(0, state["step"] + 1)  # (B, W, D)
         cache = HistoryCache.open(state, y.dtype)
@@ -282,9 +310,12 @@ class Decoder(nn.Module):
         for index in range(len(self.layers)):
             layer = self.layer(index)
             y = layer.add_words(y, layer.attention.cached(y, cache, index))
-            y = layer.attend_regions(y, state[f"region_keys.{index}"], state[f"region_values.{index}"], mask)
+            recall = None if memory is None else memory.layer(index)
+            keys, values = state[f"region_keys.{index}"], state[f"region_values.{index}"]
+            y = layer.attend_regions(y, keys, values, mask, recall=recall)
         state["step"] += 1
-        return self.output(y, (state["output_weight"], state["output_bias"]) if y.is_cuda else None)
+        log_probs = self.output(y, (state["output_weight"], state["output_bias"]) if y.is_cuda else None)
+        return log_probs if memory is None else memory.say(y, log_probs)
 
 
 class M2(CaptionModel):

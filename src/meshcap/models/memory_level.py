@@ -1,0 +1,404 @@
+"""One more level of the mesh: captions of remembered pictures that are like this one.
+
+A store (`meshcap.memory.store`) gives the captions of the nearest pictures that it remembers. An M² whose own weights
+stay as they are listens to them through a `MemoryLevel`:
+
+- a small encoder reads each caption by itself: the decoder's own word embeddings, positions, the place of the picture
+  among the nearest, how similar it is;
+- each decoder layer attends to all words of all captions, with a gate of its own as the mesh has one for each level:
+
+      M'(X̃, Y) = M(X̃, Y) + α_mem ⊙ C_mem        C_mem = W_o attention(Y, memory)        α_mem = σ(W [Y; C] + W' s + b)
+
+  where s says how similar the nearest picture is. W_o begins with zeros, so training begins with the captioner as it is;
+- words can be copied (See et al., 2017): p'(w) = (1 - g) p(w) + g Σ_{i: w_i = w} a_i with a pointer a over the words of
+  memory and a switch g. So words that the vocabulary lacks are said, "words for the moment" with ids from V on. Inside,
+  each is read as its stand-in, a word of the vocabulary that is used alike, with a mark that it is new.
+
+Pictures without memories get exactly what they get without this level.
+
+B pictures, C captions of each, T words, N = C · T, Q queries (words of all captions of a picture), D model width,
+V vocabulary, E words for the moment.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from meshcap.attention import SelfAttention, State, additive_mask
+from meshcap.attention.multi_head import attend_groups, attend_with_weights, join_heads, split_heads
+from meshcap.errors import MeshcapError
+from meshcap.folders import Bits
+from meshcap.models.layers import Norm
+from meshcap.models.m2 import M2, Recall, Trace, sinusoids, summarise
+from meshcap.regions import Regions
+from meshcap.weights import build_for, load_weights, save_weights, stored
+
+LONGEST = 32  # words of a remembered caption that are read
+CENTRES = tuple(i / 10 for i in range(11))  # of the bumps that a similarity is seen through
+LEAST_LOG = -12.0  # a word that the model finds less likely is as unlikely to be pointed at
+OF_THE_MODEL = ("d_model", "heads", "decoder_layers", "vocab_size", "pad")
+PREFIX = "memory."  # of its tensors in a state
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryConfig:
+    """Sizes of a level; the first five are those of the M² that it belongs to."""
+
+    d_model: int
+    heads: int
+    decoder_layers: int
+    vocab_size: int
+    pad: int
+    d_head: int = 64
+    reader_head: int = 32  # width of a head of the encoder
+    d_ff: int = 256
+    d_pointer: int = 128
+    captions: int = 12  # that are read of each picture, at most
+    # What was measured on pictures that it had not learned from: how many remembered pictures the captions are taken
+    # from, and how similar one must be to be listened to at all, and to lend its names.
+    entries: int = 12
+    least_similarity: float = 0.0
+    name_similarity: float = 0.9
+
+    @classmethod
+    def of(cls, model: M2, **sizes: Any) -> MemoryConfig:
+        return cls(**{name: getattr(model.config, name) for name in OF_THE_MODEL}, **sizes)
+
+
+@dataclass(frozen=True)
+class Memories:
+    """The captions that a store gave for B pictures, as ids.
+
+    ids (B, C, T): words, then `<pad>`; from V on, words for the moment. similarity (B, C) of the picture and the one
+    that a caption belongs to, and its rank (B, C) among the nearest, from 0. stand_in (E,): of words for the moment.
+    """
+
+    ids: Tensor
+    similarity: Tensor
+    rank: Tensor
+    stand_in: Tensor
+
+    def to(self, device: Any) -> Memories:
+        return Memories(*(one.to(device) for one in (self.ids, self.similarity, self.rank, self.stand_in)))
+
+    def state(self) -> State:
+        return {PREFIX + name: getattr(self, name) for name in ("ids", "similarity", "rank", "stand_in")}
+
+
+class Reader(nn.Module):
+    """What one decoder layer takes from memory."""
+
+    def __init__(self, config: MemoryConfig):
+        super().__init__()
+        width = config.heads * config.d_head
+        self.heads = config.heads
+        self.query = nn.Linear(config.d_model, width)
+        self.output = nn.Linear(width, config.d_model, bias=False)
+        self.gate_query = nn.Linear(config.d_model, config.d_model)
+        self.gate_context = nn.Linear(width, config.d_model, bias=False)
+        self.gate_near = nn.Linear(len(CENTRES), config.d_model, bias=False)
+        nn.init.zeros_(self.output.weight)
+        nn.init.zeros_(self.gate_near.weight)
+
+    def forward(self, y: Tensor, found: Tensor, state: State, trace: Trace | None = None) -> Tensor:
+        """y and what the mesh found, (B, Q, D) -> the latter with what memory adds."""
+        query = split_heads(self.query(y), self.heads)
+        keys, values, mask = (state[PREFIX + name] for name in ("keys", "values", "mask"))
+        if trace is None:
+            attended = attend_groups(query, keys, values, mask=mask)
+        else:
+            attended, weights = attend_with_weights(query, keys, values, mask=mask)
+            trace["memory_words"].append(weights.mean(1)[..., :-1])  # (B, Q, N), without the place of nothing
+        context = join_heads(attended)  # (B, Q, D)
+        alpha = (self.gate_query(y) + self.gate_context(context) + self.gate_near(state[PREFIX + "near"])).sigmoid()
+        added = alpha * self.output(context) * state[PREFIX + "present"]
+        if trace is not None:
+            trace["memory_gates"].append(alpha.mean(-1) * state[PREFIX + "present"][..., 0])
+            sizes = added.float().norm(dim=-1), found.float().norm(dim=-1)
+            trace["memory_parts"].append(sizes[0] / (sizes[0] + sizes[1]).clamp_min(1e-9))  # (B, Q)
+        return found + added.to(found.dtype)
+
+
+class MemoryLevel(nn.Module):
+    """All that is learned beside an M²: 3.6 M weights of the shipped captioner's size."""
+
+    positions: Tensor
+
+    def __init__(self, config: MemoryConfig):
+        super().__init__()
+        self.config, d = config, config.d_model
+        self.register_buffer("positions", sinusoids(LONGEST + 1, d)[1:], persistent=False)
+        self.rank = nn.Embedding(config.captions, d)
+        self.near = nn.Linear(len(CENTRES), d)
+        self.new = nn.Parameter(torch.zeros(d))
+        self.norm = Norm(d)
+        self.attention = SelfAttention(d, config.heads, config.reader_head)
+        self.attention_norm = Norm(d)
+        self.expand, self.contract = nn.Linear(d, config.d_ff), nn.Linear(config.d_ff, d)
+        self.feed_forward_norm = Norm(d)
+        width = config.heads * config.d_head
+        self.key_value = nn.Linear(d, 2 * width)
+        self.nothing = nn.Parameter(torch.zeros(2, config.heads, 1, config.d_head))  # a place to look when nothing fits
+        self.readers = nn.ModuleList(Reader(config) for _ in range(config.decoder_layers))
+        self.pointer_query = nn.Linear(d, config.d_pointer)
+        self.pointer_key = nn.Linear(d, config.d_pointer)
+        self.agree = nn.Parameter(torch.tensor([0.5]))  # how far pointing follows what the model itself would say
+        self.switch = nn.Linear(d + config.d_pointer + 2 + len(CENTRES), 1)
+        nn.init.normal_(self.rank.weight, std=0.02)
+        nn.init.zeros_(self.switch.weight)
+        nn.init.constant_(self.switch.bias, -4.0)  # nothing is copied at first
+
+    def encode(self, words: nn.Module, memories: State) -> State:
+        """Memories in the state of a search: keys, values and what is pointed at, once for each picture.
+
+        Args:
+            words: the decoder's word embedding.
+            memories: `Memories.state()`.
+        """
+        ids, stand_in = memories[PREFIX + "ids"], memories[PREFIX + "stand_in"]
+        similarity, rank = memories[PREFIX + "similarity"], memories[PREFIX + "rank"]
+        vocab = self.config.vocab_size
+        pictures, captions, length = ids.shape
+        dtype = self.new.dtype
+        new = ids >= vocab
+        known = known_ids(ids, stand_in, vocab)
+        real = known != self.config.pad  # (B, C, T)
+        near = bumps(similarity).to(dtype)  # (B, C, 11)
+        whole = self.rank(rank.clamp(0, self.config.captions - 1)) + self.near(near)  # (B, C, D)
+        x = words(known).to(dtype) + self.positions[:length] + whole[:, :, None] + new[..., None].to(dtype) * self.new
+        x = self.norm(x.flatten(0, 1))  # (B·C, T, D)
+        seen = real.flatten(0, 1).clone()
+        seen[:, 0] = True  # a caption that is not there reads its own padding, and is not listened to
+        mask = additive_mask(seen, x.dtype)[:, None, None]
+        x = self.attention_norm(x + self.attention(x, mask=mask))
+        x = self.feed_forward_norm(x + self.contract(F.relu(self.expand(x))))
+        x = x.unflatten(0, (pictures, captions)).flatten(1, 2)  # (B, N, D)
+        real = real.flatten(1)
+        keys, values = (split_heads(half, self.config.heads) for half in self.key_value(x).chunk(2, -1))
+        nothing = self.nothing.to(keys.dtype)[:, None].expand(-1, pictures, -1, -1, -1)
+        present = real.any(-1)
+        nearest = similarity.masked_fill(~real.unflatten(1, (captions, length)).any(-1), -1).amax(-1)  # (B,)
+        return {
+            PREFIX + "keys": torch.cat((keys, nothing[0]), 2),  # (B, H, N + 1, d)
+            PREFIX + "values": torch.cat((values, nothing[1]), 2),
+            PREFIX + "mask": additive_mask(F.pad(real, (0, 1), value=True), keys.dtype)[:, None, None],
+            PREFIX + "pointer": self.pointer_key(x),  # (B, N, P)
+            PREFIX + "real": real,
+            PREFIX + "ids": ids.flatten(1),
+            PREFIX + "known": known.flatten(1),
+            PREFIX + "new": new.flatten(1).to(dtype),
+            PREFIX + "near": bumps(nearest)[:, None].to(dtype),  # (B, 1, 11)
+            PREFIX + "present": present[:, None, None].to(dtype),  # (B, 1, 1)
+            PREFIX + "stand_in": stand_in,
+        }
+
+    def point(self, y: Tensor, log_probs: Tensor, state: State) -> tuple[Tensor, Tensor]:
+        """The pointer (B, Q, N) over the words of memory and the switch (B, Q, 1), float32 both.
+
+        y (B, Q, D) of the last decoder layer, log_probs (B, Q, V) of the model.
+        """
+        keys, real = state[PREFIX + "pointer"], state[PREFIX + "real"]
+        query = self.pointer_query(y)
+        known = state[PREFIX + "known"][:, None].expand(-1, y.shape[1], -1)
+        model = log_probs.gather(-1, known).clamp_min(LEAST_LOG)  # (B, Q, N)
+        scores = (query @ keys.transpose(1, 2)).float() / query.shape[-1] ** 0.5 + self.agree.float() * model
+        scores = scores.masked_fill(~real[:, None], -1e4)
+        weights = scores.softmax(-1)
+        told = weights.to(keys.dtype) @ keys  # (B, Q, P)
+        new = state[PREFIX + "new"][..., None]  # (B, N, 1)
+        about = (weights.to(new.dtype) @ new, (weights * model.exp()).sum(-1, keepdim=True).to(new.dtype))
+        near = state[PREFIX + "near"].expand(-1, y.shape[1], -1)
+        switch = self.switch(torch.cat((y, told, *about, near), -1)).float().sigmoid()
+        return weights, switch * state[PREFIX + "present"].float()
+
+    def save(self, path: str | Path, bits: Bits = 8) -> None:
+        """Write the weights as a safetensors file, and the sizes as JSON beside it."""
+        from meshcap.files import write_text
+
+        save_weights(path, stored(self, bits))
+        write_text(Path(path).with_suffix(".json"), json.dumps(asdict(self.config), indent=2) + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path, *, dtype: torch.dtype = torch.float32) -> MemoryLevel:
+        """
+        Raises:
+            MeshcapError: files that cannot be read or do not fit each other.
+        """
+        path = Path(path)
+        try:
+            settings = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+            config = MemoryConfig(**settings)
+        except (OSError, ValueError, TypeError) as error:
+            reason = str(error).partition("\n")[0]
+            raise MeshcapError(f"{path.with_suffix('.json')} does not say the sizes of a memory ({reason})") from error
+        level = build_for(lambda: cls(config), settings, path, dtype=dtype)
+        load_weights(level, path)
+        return level.eval()
+
+
+class Listening:
+    """A level with the state of one search: what a decoder calls while it speaks (`meshcap.models.m2.Memory`).
+
+    Args:
+        words: E, how many words for the moment there are.
+        targets: (B, Q): give the log-probabilities (B, Q) of these words alone. (Training needs no more.)
+    """
+
+    def __init__(
+        self,
+        level: MemoryLevel,
+        state: State,
+        words: int,
+        trace: Trace | None = None,
+        targets: Tensor | None = None,
+    ):
+        self.level, self.state, self.words, self.trace, self.targets = level, state, words, trace, targets
+
+    def layer(self, index: int) -> Recall:
+        return partial(self.level.readers[index], state=self.state, trace=self.trace)
+
+    def say(self, y: Tensor, log_probs: Tensor) -> Tensor:
+        weights, switch = self.level.point(y, log_probs, self.state)
+        ids = self.state[PREFIX + "ids"]  # (B, N)
+        if self.trace is not None:
+            self.trace["memory_copied"].append(switch[..., 0])
+            self.trace["memory_pointer"].append(weights)
+        if self.targets is not None:
+            vocab = log_probs.shape[-1]
+            own = log_probs.gather(-1, self.targets.clamp_max(vocab - 1)[..., None])[..., 0]
+            own = own.masked_fill(self.targets >= vocab, float("-inf"))
+            copied = (weights * (ids[:, None] == self.targets[..., None])).sum(-1)
+            keep, take = (1 - switch[..., 0]).log(), (switch[..., 0] * copied).clamp_min(1e-12).log()
+            return torch.logaddexp(own.clamp_min(-60) + keep, take)
+        log_probs = F.pad(log_probs, (0, self.words), value=float("-inf"))
+        mixed = log_probs.exp() * (1 - switch)
+        mixed = mixed.scatter_add(-1, ids[:, None].expand_as(weights), switch * weights).log()
+        return torch.where(self.state[PREFIX + "present"] > 0, mixed, log_probs)
+
+
+@dataclass(frozen=True)
+class RememberingConfig:
+    """The settings of an M² that a search reads, with room for more words."""
+
+    vocab_size: int
+    max_length: int
+    unk: int
+    pad: int
+    bos: int
+    eos: int
+
+
+class Remembering:
+    """An M² that listens to memories: a `Decodable` (`meshcap.decoding.search`).
+
+    Args:
+        memories: of the pictures that it will be shown; None: whoever encodes them gives these with `recall`.
+        words: E, how many words for the moment its memories have.
+    """
+
+    def __init__(self, model: M2, level: MemoryLevel, memories: Memories | None = None, *, words: int | None = None):
+        fits = MemoryConfig.of(model)
+        for name in OF_THE_MODEL:
+            ours, theirs = getattr(level.config, name), getattr(fits, name)
+            if ours != theirs:
+                raise MeshcapError(f"the memory was made for {name} {ours}, and this model has {theirs}")
+        self.model, self.level, self.memories = model, level, memories
+        self.words = words if words is not None else len(memories.stand_in) if memories is not None else 0
+        c = model.config
+        self.config = RememberingConfig(c.vocab_size + self.words, c.max_length, c.unk, c.pad, c.bos, c.eos)
+
+    def recall(self, encoded: State, memories: State) -> State:
+        """Pictures as the model has encoded them, with memories."""
+        return encoded | self.level.encode(self.model.decoder.words, memories)
+
+    def encode(self, regions: Regions) -> State:
+        assert self.memories is not None
+        return self.recall(self.model.encode(regions), self.memories.to(regions.features.device).state())
+
+    def start(self, encoded: State, *, width: int, length: int) -> State:
+        own = {name: tensor for name, tensor in encoded.items() if name.startswith(PREFIX)}
+        rest = {name: tensor for name, tensor in encoded.items() if name not in own}
+        return self.model.start(rest, width=width, length=length) | own
+
+    def step(self, ids: Tensor, state: State) -> Tensor:
+        known = known_ids(ids, state[PREFIX + "stand_in"], self.model.config.vocab_size)
+        return self.model.decoder.step(known, state, Listening(self.level, state, self.words))
+
+    def reorder(self, state: State, parents: Tensor) -> None:
+        self.model.reorder(state, parents)
+
+    def read(self, encoded: State, ids: Tensor, targets: Tensor | None = None, trace: Trace | None = None) -> Tensor:
+        """Teacher-forced: ids (B, S, T) -> log-probabilities (B, S, T, V + E), or (B, S, T) of the targets alone."""
+        self.model.expect_length(ids.shape[-1])
+        known = known_ids(ids, encoded[PREFIX + "stand_in"], self.model.config.vocab_size)
+        wanted = None if targets is None else targets.flatten(1)
+        memory = Listening(self.level, encoded, self.words, trace, wanted)
+        return self.model.decoder(encoded["levels"], encoded.get("visible"), known, trace, memory)
+
+    def __call__(self, regions: Regions, ids: Tensor, *, attention: bool = False) -> Any:
+        captions = ids if ids.dim() == 3 else ids[:, None]  # (B, S, T)
+        names = ("encoder", "regions", "gates", *TRACED)
+        trace: Trace | None = {name: [] for name in names} if attention else None
+        assert self.memories is not None
+        encoded = self.model.encode(regions, trace)
+        encoded = self.recall(encoded, self.memories.to(regions.features.device).state())
+        log_probs = self.read(encoded, captions, trace=trace).view(*ids.shape, -1)
+        if trace is None:
+            return log_probs
+        summary = summarise(trace, regions=encoded["levels"].shape[2], shape=ids.shape[1:])
+        return log_probs, summary | summarise_memory(trace, self.memories.ids.shape[1], ids.shape[1:])
+
+
+TRACED = ("memory_words", "memory_gates", "memory_parts", "memory_copied", "memory_pointer")
+
+
+def summarise_memory(trace: Trace, captions: int, shape: torch.Size) -> dict[str, Tensor]:
+    """What was taken from memory in a few tensors (`shape` is (T,) or (S, T)).
+
+    - listened (B, *shape): the part of what decoder layers found that came from memory, or the switch if it is more;
+    - recalled (B, *shape, C): attention to each remembered caption, the pointer's where words were copied.
+    """
+    copied = trace["memory_copied"][0].float()  # (B, Q)
+    listened = torch.maximum(torch.stack(trace["memory_parts"]).mean(0), copied)
+    looked = torch.stack([one.float() for one in trace["memory_words"]]).mean(0)  # (B, Q, N)
+    looked = looked + copied[..., None] * (trace["memory_pointer"][0] - looked)
+    recalled = looked.unflatten(-1, (captions, -1)).sum(-1)
+    return {"listened": listened.unflatten(1, shape), "recalled": recalled.unflatten(1, shape)}
+
+
+def known_ids(ids: Tensor, stand_in: Tensor, vocab_size: int) -> Tensor:
+    """Ids as the model reads them: stand-ins (E,) in place of ids from V on."""
+    if not len(stand_in):
+        return ids
+    return torch.where(ids < vocab_size, ids, stand_in[(ids - vocab_size).clamp(0, len(stand_in) - 1)])
+
+
+def bumps(similarity: Tensor) -> Tensor:
+    """A number (…) seen through bumps (…, 11) at 0, 0.1, … 1: what a linear map can tell near from far by."""
+    centres = torch.tensor(CENTRES, device=similarity.device)
+    return torch.exp(-(((similarity.float()[..., None] - centres) / 0.1) ** 2))
+
+
+def pack_memories(
+    captions: Sequence[Sequence[tuple[Sequence[int], float, int]]], stand_in: Sequence[int], *, pad: int, most: int
+) -> Memories:
+    """Captions of each picture, as (ids, similarity, rank), padded to equal shapes; the first `most` of each."""
+    longest = min(LONGEST, max((len(ids) for one in captions for ids, _, _ in one), default=1) or 1)
+    count = max(1, min(most, max(map(len, captions), default=1)))
+    found = torch.full((len(captions), count, longest), pad)
+    similarity, rank = torch.zeros(len(captions), count), torch.zeros(len(captions), count, dtype=torch.long)
+    for row, picture in enumerate(captions):
+        for place, (ids, near, at) in enumerate(picture[:count]):
+            cut = list(ids)[:longest]
+            found[row, place, : len(cut)] = torch.tensor(cut, dtype=torch.long)
+            similarity[row, place], rank[row, place] = near, at
+    return Memories(found, similarity, rank, torch.tensor(list(stand_in), dtype=torch.long))
