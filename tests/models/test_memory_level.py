@@ -6,7 +6,7 @@ import torch
 import tiny
 from meshcap.decoding import Beam, Extended, Extension, Greedy, Rules, Sample, Shares, decode
 from meshcap.errors import MeshcapError
-from meshcap.models.memory_level import Memories, MemoryConfig, MemoryLevel, Remembering, pack_memories
+from meshcap.models.memory_level import Listening, Memories, MemoryConfig, MemoryLevel, Remembering, pack_memories
 
 PICTURES = tiny.pictures(3, 6, 2)
 RULES = Rules(max_length=7)
@@ -22,6 +22,7 @@ def level(*, seed: int = 0, loud: float = 0.5, **sizes) -> MemoryLevel:
         for parameter in found.parameters():
             parameter.add_(loud * torch.randn_like(parameter))
         found.switch.bias.fill_(0.5)
+        found.nouns[5:8] = 1
     return found.eval()
 
 
@@ -62,8 +63,6 @@ def test_the_copied_share_by_hand() -> None:
     state = memory.encode(tiny.shared("m2").decoder.words, read.state())
     with torch.no_grad():
         weights, switch = memory.point(y, log_probs, state)
-        from meshcap.models.memory_level import Listening
-
         said = Listening(memory, state, 2).say(y, log_probs).exp()
     for word in range(V + 2):
         there = read.ids.flatten(1) == word
@@ -138,12 +137,10 @@ def test_learns_to_say_a_word_that_no_weight_knows() -> None:
     regions = tiny.pictures(4, 4, 4, 4)
     encoded = model.encode(regions)
     with torch.no_grad():
-        for step in range(60):
+        for _ in range(40):
             word = V + torch.randint(0, 2, (4, 1, 1))  # one of two new words is remembered of each picture
-            other = V + torch.randint(0, 2, (4, 1, 1))
             target = torch.cat((torch.full_like(word, 4), word, torch.full_like(word, 3)), -1)
             read = torch.cat((torch.full_like(word, 4), word, torch.full_like(word, 6)), -1)
-            del other
             given = Memories(read, torch.full((4, 1), 0.9), torch.zeros(4, 1, dtype=torch.long), torch.tensor([5, 5]))
             before = torch.cat((torch.full_like(target[..., :1], 2), target[..., :-1]), -1)
             with torch.enable_grad():

@@ -9,7 +9,7 @@ stay as they are listens to them through a `MemoryLevel`:
 
       M'(X̃, Y) = M(X̃, Y) + α_mem ⊙ C_mem        C_mem = W_o attention(Y, memory)        α_mem = σ(W [Y; C] + W' s + b)
 
-  where s says how similar the nearest picture is. W_o begins with zeros, so training begins with the captioner as it is;
+  where s says how similar the nearest picture is. W_o begins with zeros: training begins with the captioner as it is;
 - words can be copied (See et al., 2017): p'(w) = (1 - g) p(w) + g Σ_{i: w_i = w} a_i with a pointer a over the words of
   memory and a switch g. So words that the vocabulary lacks are said, "words for the moment" with ids from V on. Inside,
   each is read as its stand-in, a word of the vocabulary that is used alike, with a mark that it is new.
@@ -117,7 +117,7 @@ class Reader(nn.Module):
             attended = attend_groups(query, keys, values, mask=mask)
         else:
             attended, weights = attend_with_weights(query, keys, values, mask=mask)
-            trace["memory_words"].append(weights.mean(1)[..., :-1])  # (B, Q, N), without the place of nothing
+            trace["memory_words"].append(weights.mean(1)[..., : state[PREFIX + "ids"].shape[1]])  # (B, Q, N)
         context = join_heads(attended)  # (B, Q, D)
         alpha = (self.gate_query(y) + self.gate_context(context) + self.gate_near(state[PREFIX + "near"])).sigmoid()
         added = alpha * self.output(context) * state[PREFIX + "present"]
@@ -132,11 +132,13 @@ class MemoryLevel(nn.Module):
     """All that is learned beside an M²: 3.6 M weights of the shipped captioner's size."""
 
     positions: Tensor
+    nouns: Tensor
 
     def __init__(self, config: MemoryConfig):
         super().__init__()
         self.config, d = config, config.d_model
         self.register_buffer("positions", sinusoids(LONGEST + 1, d)[1:], persistent=False)
+        self.register_buffer("nouns", torch.zeros(config.vocab_size, dtype=torch.uint8))  # 1: things have this name
         self.rank = nn.Embedding(config.captions, d)
         self.near = nn.Linear(len(CENTRES), d)
         self.new = nn.Parameter(torch.zeros(d))
@@ -185,12 +187,15 @@ class MemoryLevel(nn.Module):
         real = real.flatten(1)
         keys, values = (split_heads(half, self.config.heads) for half in self.key_value(x).chunk(2, -1))
         nothing = self.nothing.to(keys.dtype)[:, None].expand(-1, pictures, -1, -1, -1)
+        filled = -(keys.shape[2] + 1) % 8  # a multiple of 8 keeps masks aligned for the fused kernels
         present = real.any(-1)
         nearest = similarity.masked_fill(~real.unflatten(1, (captions, length)).any(-1), -1).amax(-1)  # (B,)
         return {
-            PREFIX + "keys": torch.cat((keys, nothing[0]), 2),  # (B, H, N + 1, d)
-            PREFIX + "values": torch.cat((values, nothing[1]), 2),
-            PREFIX + "mask": additive_mask(F.pad(real, (0, 1), value=True), keys.dtype)[:, None, None],
+            PREFIX + "keys": F.pad(torch.cat((keys, nothing[0]), 2), (0, 0, 0, filled)),  # (B, H, N + 1 + …, d)
+            PREFIX + "values": F.pad(torch.cat((values, nothing[1]), 2), (0, 0, 0, filled)),
+            PREFIX + "mask": additive_mask(F.pad(F.pad(real, (0, 1), value=True), (0, filled)), keys.dtype)[
+                :, None, None
+            ],
             PREFIX + "pointer": self.pointer_key(x),  # (B, N, P)
             PREFIX + "real": real,
             PREFIX + "ids": ids.flatten(1),
@@ -218,7 +223,7 @@ class MemoryLevel(nn.Module):
         about = (weights.to(new.dtype) @ new, (weights * model.exp()).sum(-1, keepdim=True).to(new.dtype))
         near = state[PREFIX + "near"].expand(-1, y.shape[1], -1)
         switch = self.switch(torch.cat((y, told, *about, near), -1)).float().sigmoid()
-        return weights, switch * state[PREFIX + "present"].float()
+        return weights, switch.clamp(1e-6, 1 - 1e-6) * state[PREFIX + "present"].float()
 
     def save(self, path: str | Path, bits: Bits = 8) -> None:
         """Write the weights as a safetensors file, and the sizes as JSON beside it."""
