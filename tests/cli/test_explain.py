@@ -34,7 +34,7 @@ def test_a_page_beside_where_one_stands(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert call(words(folder)) == 0
+    assert call(words(folder, "--attribution")) == 0
     captioner = Captioner.from_pretrained(folder)
     said = captioner.caption(folder / "photo.png")
     assert capsys.readouterr().out == f"photo.explain.html\t{said.confidence:.2f}\t{said.text}\n"
@@ -45,7 +45,7 @@ def test_a_page_beside_where_one_stands(
 
 
 def test_a_picture(folder: Path, tmp_path: Path) -> None:
-    assert call(words(folder, "--out", tmp_path / "out.PNG", "--no-attribution")) == 0
+    assert call(words(folder, "--out", tmp_path / "out.PNG")) == 0
     with Image.open(tmp_path / "out.PNG") as image:
         image.load()
 
@@ -54,7 +54,7 @@ def test_numbers_alone(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert call(words(folder, "--json", "--caption", "A dog's ball", "--beams", 2, "--baseline", "mean")) == 0
+    assert call(words(folder, "--json", "--caption", "A dog's ball", "--beams", 2, "--baseline", "mean", "--attribution")) == 0
     told = json.loads(capsys.readouterr().out)
     assert [one["word"] for one in told["words"]] == ["a", "dog", "'s", "ball", "(end)"]
     assert all(0 <= one["probability"] <= 1 and len(one["attribution"]) == 16 for one in told["words"])

@@ -24,8 +24,8 @@ def explain(
         str | None, typer.Option(help="A sentence to explain.", show_default="the model's own caption")
     ] = None,
     attribution: Annotated[
-        bool, typer.Option("--attribution/--no-attribution", help="Also what counted for a word, by gradients.")
-    ] = True,
+        bool, typer.Option("--attribution/--no-attribution", help="Also what counted for a word, by gradients: slow.")
+    ] = False,
     baseline: Annotated[
         Literal["zero", "mean"],
         typer.Option(
@@ -39,8 +39,8 @@ def explain(
 ) -> None:
     """Show, word by word, why a caption says what it says.
 
-    For each word: how sure the model was, what it would have said instead, where it looked, and what counted. With
-    --json, the numbers go to stdout, and a file is written only where --out names one.
+    For each word: how sure the model was, what it would have said instead and where it looked; with --attribution, also
+    what counted. With --json, the numbers go to stdout, and a file is written only where --out names one.
 
     Example: meshcap explain photo.jpg --caption "a dog on a beach"
     """
@@ -55,6 +55,8 @@ def explain(
         raise MeshcapError(f"{out.parent} is not a folder: expected one to write {out.name} into")
 
     import torch
+    from rich.console import Console
+    from rich.progress import Progress
 
     from meshcap.captioner import Captioner
     from meshcap.explain import explain as explained
@@ -69,14 +71,18 @@ def explain(
     captioner = Captioner.from_pretrained(model, device=device, dtype="float32", backend="torch")  # for gradients
     if not captioner.reads_pictures:
         raise MeshcapError(f"this model reads region features and cannot see {photo}: expected one with a vision")
-    found = explained(
-        captioner,
-        photo,
-        caption=caption,
-        options=wanted,
-        attribution=attribution,
-        baseline=baseline,
-    )
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not (attribution and console.is_terminal)) as bar:
+        task = bar.add_task("gradients", total=None)
+        found = explained(
+            captioner,
+            photo,
+            caption=caption,
+            options=wanted,
+            attribution=attribution,
+            baseline=baseline,
+            report=lambda done, total: bar.update(task, completed=done, total=total),
+        )
     if out is not None and out.suffix.lower() == ".png":
         write_sheet(out, found)
     elif out is not None:

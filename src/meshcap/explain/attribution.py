@@ -27,6 +27,7 @@ from meshcap.regions import Regions
 Baseline = Literal["zero", "mean"]
 STEPS, BATCH = 32, 16  # points along the path, and how many of them the model reads together
 Function = Callable[[Tensor], Tensor]  # (m, N, F) -> (m, T): each word's log-probability
+Report = Callable[[int, int], object]  # called with how much is done, and of how much
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,13 @@ class Attribution:
 
 
 def attribute(
-    model: CaptionModel, regions: Regions, ids: Tensor, *, baseline: Baseline = "zero", steps: int = STEPS
+    model: CaptionModel,
+    regions: Regions,
+    ids: Tensor,
+    *,
+    baseline: Baseline = "zero",
+    steps: int = STEPS,
+    report: Report = lambda done, total: None,
 ) -> Attribution:
     """Attribute every word of a caption to the regions of one picture.
 
@@ -53,6 +60,7 @@ def attribute(
         regions: of one picture, without padding.
         ids: (T,) words to be explained, the end included where it is one of them.
         baseline: the picture of nothing: features all zero, or every region the picture's mean region.
+        report: told how many gradients are done, and of how many.
 
     Raises:
         MeshcapError: an optimized model, which has no gradients; a baseline or a number of steps that makes no sense.
@@ -76,14 +84,22 @@ def attribute(
     with torch.no_grad():
         ends = log_probs_of(torch.stack((nothing, x)))
     return Attribution(
-        regions=integrated_gradients(log_probs_of, x, nothing, steps=steps).cpu(),
+        regions=integrated_gradients(log_probs_of, x, nothing, steps=steps, report=report).cpu(),
         gradient_input=(gradients(log_probs_of, x[None])[:, 0] * (x - nothing)).sum(-1).cpu(),
         gained=(ends[1] - ends[0]).cpu(),
         baseline=baseline,
     )
 
 
-def integrated_gradients(function: Function, x: Tensor, start: Tensor, *, steps: int, batch: int = BATCH) -> Tensor:
+def integrated_gradients(
+    function: Function,
+    x: Tensor,
+    start: Tensor,
+    *,
+    steps: int,
+    batch: int = BATCH,
+    report: Report = lambda done, total: None,
+) -> Tensor:
     """(T, N): the path integral from `start` to x, both (N, F), summed over each region's numbers.
 
     By Gauss and Legendre's rule, which needs far fewer points than a plain mean of gradients.
@@ -92,21 +108,27 @@ def integrated_gradients(function: Function, x: Tensor, start: Tensor, *, steps:
     nodes, weights = (torch.as_tensor(one, dtype=x.dtype, device=x.device) for one in rule)
     places, shares = (nodes + 1) / 2, weights / 2  # from -1 … 1 to 0 … 1
     found: Tensor | None = None
-    for place, share in zip(places.split(batch), shares.split(batch), strict=True):
-        slopes = gradients(function, start + place[:, None, None] * (x - start))  # (T, m, N, F)
-        part = (slopes * share[:, None, None]).sum(1)
-        found = part if found is None else found + part
+    for part, (place, share) in enumerate(zip(places.split(batch), shares.split(batch), strict=True)):
+
+        def report_word(done: int, words: int, before: int = part * batch, now: int = len(place)) -> None:
+            report(words * before + done * now, words * steps)
+
+        slopes = gradients(function, start + place[:, None, None] * (x - start), report_word)  # (T, m, N, F)
+        some = (slopes * share[:, None, None]).sum(1)
+        found = some if found is None else found + some
     assert found is not None
     return (found * (x - start)).sum(-1)
 
 
-def gradients(function: Function, points: Tensor) -> Tensor:
+def gradients(function: Function, points: Tensor, report: Report = lambda done, total: None) -> Tensor:
     """(T, m, N, F) of T words at m points (m, N, F). A point's words depend on that point alone: their sum will do."""
     with torch.enable_grad():
         points = points.detach().requires_grad_()
         values = function(points).sum(0)  # (T,)
-        last = len(values) - 1
-        slopes = [torch.autograd.grad(value, points, retain_graph=t < last)[0] for t, value in enumerate(values)]
+        slopes: list[Tensor] = []
+        for done, value in enumerate(values, 1):
+            slopes += torch.autograd.grad(value, points, retain_graph=done < len(values))
+            report(done, len(values))
     return torch.stack(slopes)
 
 

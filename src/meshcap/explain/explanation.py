@@ -15,7 +15,7 @@ from torch import Tensor
 
 from meshcap.captioner import Captioner
 from meshcap.errors import MeshcapError
-from meshcap.explain.attribution import STEPS, Attribution, Baseline, attribute, rank_correlation
+from meshcap.explain.attribution import STEPS, Attribution, Baseline, Report, attribute, rank_correlation
 from meshcap.options import CaptionOptions
 from meshcap.regions import Regions
 from meshcap.vision.pictures import Source, read_picture
@@ -99,9 +99,10 @@ def explain(
     caption: str | None = None,
     options: CaptionOptions | None = None,
     runners_up: int = 5,
-    attribution: bool = True,
+    attribution: bool = False,
     baseline: Baseline = "zero",
     steps: int = STEPS,
+    report: Report = lambda done, total: None,
 ) -> Explanation:
     """Explain the model's caption of a picture, or a sentence of one's own.
 
@@ -110,7 +111,8 @@ def explain(
         caption: a sentence to explain instead of the model's.
         options: how the model searches for its captions; the 5 best of 5 beams by default.
         runners_up: how many of the likeliest words to list at each place.
-        attribution: also integrated gradients, with `baseline` and `steps` of `attribute`.
+        attribution: also integrated gradients, with `baseline`, `steps` and `report` of `attribute`; takes longer than
+            all the rest.
 
     Raises:
         MeshcapError: a picture that cannot be read, a sentence with words that the model does not know.
@@ -129,7 +131,9 @@ def explain(
     log_probs, seen = _teacher_forced(captioner, regions, words)
     own = log_probs.gather(-1, words.cpu()[:, None])[:, 0]  # (T,)
     measured = captioner.calibration
-    credit = attribute(captioner.model, regions, words, baseline=baseline, steps=steps) if attribution else None
+    credit = None
+    if attribution:
+        credit = attribute(captioner.model, regions, words, baseline=baseline, steps=steps, report=report)
     count = regions.features.shape[1]
     looks = seen["words"]
     config = captioner.model.config

@@ -94,9 +94,7 @@ def create_app(
         lifespan=lifespan,
         docs_url=None,  # these pages load scripts from another host
         redoc_url=None,
-        responses={
-            status: {"model": ErrorResponse, "description": REFUSALS[status]} for status in (401, 403, 405)
-        },
+        responses={status: {"model": ErrorResponse, "description": REFUSALS[status]} for status in (401, 403, 405)},
     )
     app.add_middleware(Middleware, service=service, keys=keys, origins=origins, hosts=hosts)
     if origins:
