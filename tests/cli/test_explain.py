@@ -54,7 +54,10 @@ def test_numbers_alone(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert call(words(folder, "--json", "--caption", "A dog's ball", "--beams", 2, "--baseline", "mean", "--attribution")) == 0
+    assert (
+        call(words(folder, "--json", "--caption", "A dog's ball", "--beams", 2, "--baseline", "mean", "--attribution"))
+        == 0
+    )
     told = json.loads(capsys.readouterr().out)
     assert [one["word"] for one in told["words"]] == ["a", "dog", "'s", "ball", "(end)"]
     assert all(0 <= one["probability"] <= 1 and len(one["attribution"]) == 16 for one in told["words"])

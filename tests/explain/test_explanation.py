@@ -86,7 +86,9 @@ def test_looks_of_every_mechanism(captioner: CaptionModel) -> None:
 
 def test_padding_is_left_out() -> None:
     both = tiny.pictures(3, 5)
-    padded, alone = (explain(speaker(tiny.shared("m2")), one, attribution=True) for one in (both[:1], tiny.one(both, 0)))
+    padded, alone = (
+        explain(speaker(tiny.shared("m2")), one, attribution=True) for one in (both[:1], tiny.one(both, 0))
+    )
     assert padded.text == alone.text
     assert padded.words[0].attention.shape == (3,)
     torch.testing.assert_close(padded.words[0].attribution, alone.words[0].attribution)
