@@ -6,7 +6,7 @@ import torch
 import tiny
 import tiny_captioner
 from decoding import naive
-from meshcap.decoding import Beam, ConstrainedBeam, DiverseBeam, Extended, Extension, Greedy, Rules, Sample, Shares
+from meshcap.decoding import Beam, ConstrainedBeam, DiverseBeam, Extended, Extension, Greedy, Rules, Sampling, Shares
 from meshcap.decoding import decode as search
 from meshcap.decoding.extension import extend, join
 from meshcap.errors import MeshcapError
@@ -90,7 +90,7 @@ def test_searches_find_what_a_plain_search_finds(strategy) -> None:
 @pytest.mark.parametrize("name", ["m2", "seq2seq", "hopfield"])
 def test_steps_are_the_teacher_forced_pass(name) -> None:
     model = Extended(tiny.shared(name), extension())
-    found = search(model, PICTURES, Sample(4, seed=3), RULES, n_best=4, attention=True)
+    found = search(model, PICTURES, Sampling(4, seed=3), RULES, n_best=4, attention=True)
     before = torch.cat((torch.full_like(found.ids[..., :1], model.config.bos), found.ids[..., :-1]), -1)
     with torch.no_grad():
         log_probs, seen = model(PICTURES, before, attention=True)
@@ -103,7 +103,7 @@ def test_steps_are_the_teacher_forced_pass(name) -> None:
 
 def test_without_extra_words_it_is_the_model() -> None:
     model = tiny.shared("m2")
-    for strategy in (Beam(3), DiverseBeam(4, 2), Sample(3)):
+    for strategy in (Beam(3), DiverseBeam(4, 2), Sampling(3)):
         alone, extended = (
             search(one, PICTURES, strategy, RULES, n_best=2, attention=True)
             for one in (model, Extended(model, Extension((), ())))

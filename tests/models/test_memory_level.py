@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import tiny
-from meshcap.decoding import Beam, Extended, Extension, Greedy, Rules, Sample, Shares, decode
+from meshcap.decoding import Beam, Extended, Extension, Greedy, Rules, Sampling, Shares, decode
 from meshcap.errors import MeshcapError
 from meshcap.models.memory_level import Listening, Memories, MemoryConfig, MemoryLevel, Remembering, pack_memories
 
@@ -36,7 +36,7 @@ def memories(*, middle: bool = True) -> Memories:
     return pack_memories(captions, (5, 6), pad=PAD, most=4)
 
 
-@pytest.mark.parametrize("strategy", [Beam(3), Sample(4, seed=3)], ids=repr)
+@pytest.mark.parametrize("strategy", [Beam(3), Sampling(4, seed=3)], ids=repr)
 def test_steps_are_the_teacher_forced_pass(strategy) -> None:
     model = Remembering(tiny.shared("m2"), level(), memories())
     found = decode(model, PICTURES, strategy, RULES, n_best=3, attention=True)
