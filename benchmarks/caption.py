@@ -209,12 +209,13 @@ def command(
     """Time captions on a CPU, from a cold start to a folder of photos, beside captioners of transformers."""
     import torch
 
-    from meshcap.folders import folder_of
+    from meshcap.folders import CONFIG, find_file, folder_of
     from meshcap.models.packed import can_pack
 
     folder = folder_of(model)
     if not folder.is_dir():
         raise MeshcapError(f"{model} is no model folder here, and only such can be measured: expected one")
+    find_file(folder, CONFIG)  # here, not in each process
     for one in dtype or []:
         if one not in ("float32", "bfloat16", "float16", "int8"):
             raise MeshcapError(f"--dtype is {one!r}, expected float32, bfloat16, float16 or int8")

@@ -54,26 +54,29 @@ def test_photos_are_of_the_size_that_is_told(tmp_path: Path) -> None:
         assert (image.size, image.format) == ((640, 480), "JPEG")
 
 
-def test_it_measures(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_measures(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peers are left out where transformers is missing."""
+    monkeypatch.setattr(bench, "find_spec", lambda name: None)
     code, out, err = call(
-        capsys, "--model", folder, "--no-peers", "--pictures", 3, "--repeat", 1, "--words", 5, "--dtype", "float32",
-        "--threads", 1, "--json",
+        capsys, "--model", folder, "--pictures", 3, "--repeat", 1, "--words", 5, "--dtype", "float32", "--threads", 1,
+        "--json",
     )  # fmt: skip
-    assert (code, err) == (0, "meshcap, float32\n")
-    [row] = json.loads(out)["rows"]
+    assert code == 0 and err.startswith("meshcap, float32\n") and len(err.splitlines()) == 1 + len(bench.PEERS)
+    row, blip, *others = json.loads(out)["rows"]
     # A process that has to import torch starts slower than it captions with a network of this size.
     assert row["cold_start"] > row["photo"] > 0
     assert row["folder"] > 0
     assert row["memory"] > 50e6
     assert (row["parameters"], row["file"]) == weights_of(folder)
+    assert (blip["name"], blip["missing"]) == ("BLIP-base (random weights)", 'pip install "meshcap[hf]"')
+    assert all(one["missing"] for one in others)
 
 
-def test_peers_are_left_out_where_transformers_is_missing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "find_spec", lambda name: None)
-    sizes = {"pictures": 1, "beams": 1, "words": 3, "repeat": 1, "threads": 1}
-    ours, blip = bench_caption(folder, dtypes=["float32"], peers=["blip"], **sizes)
-    assert ours.missing is None and ours.photo > 0
-    assert blip.cells()[:2] == ["BLIP-base (random weights)", 'pip install "meshcap[hf]"']
+def test_peers_can_be_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(bench, "bench_caption", lambda *given, peers, **more: asked.extend([*peers, "asked"]) or [])
+    assert tiny_data.bench(bench.command, "--model", folder, "--no-peers", "--json") == 0
+    assert asked == ["asked"]
 
 
 @pytest.mark.slow

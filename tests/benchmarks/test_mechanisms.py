@@ -139,7 +139,7 @@ def test_a_run_that_fails_does_not_lose_the_others(
     assert [line["case"] for line in read_results(tmp_path / "results.jsonl")] == ["m2, last level", "seq2seq"]
 
 
-def test_speed_is_measured_once_and_the_rest_added_without_eyes(
+def test_speed_is_measured_once_and_the_rest_added_without_pictures(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     only = ("--only", "m2, last", "--only", "seq2seq", "--seeds", 2)
