@@ -30,6 +30,7 @@ class Caption:
     warning: str | None = None  # what a reader should know: required words that do not suit the picture
     withheld: bool = False  # below the confidence that was asked for: no text, no words
     attention: Tensor | None = None  # (words, regions): where the model looked for each word
+    memory: list[float] | None = None  # with attention, where a memory was read: how far each word listened to it, 0-1
     alternatives: tuple[Caption, ...] = ()  # the next best, where more than one was asked for
     # What a notebook shows: the pixels (3, S, S) that the model read, and the boxes (regions, 4) of its regions.
     picture: np.ndarray | None = field(default=None, repr=False, compare=False)
@@ -58,13 +59,15 @@ class Caption:
             found["warning"] = self.warning
         if self.attention is not None:
             found["attention"] = self.attention.tolist()
+        if self.memory is not None:
+            found["memory"] = list(self.memory)
         if self.alternatives:
             found["alternatives"] = [one.to_dict() for one in self.alternatives]
         return found
 
     def withhold(self) -> Caption:
         """The same without anything that gives the sentence away."""
-        return replace(self, text="", words=[], log_probs=[], withheld=True, warning=None, attention=None)
+        return replace(self, text="", words=[], log_probs=[], withheld=True, warning=None, attention=None, memory=None)
 
     def _repr_html_(self) -> str:
         """For notebooks: picture, sentence, and for each word where the model looked."""

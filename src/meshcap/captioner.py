@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from meshcap.calibration import Calibration
     from meshcap.decoding.extension import Extension
     from meshcap.models import CaptionModel
+    from meshcap.models.recollection import Recollection
     from meshcap.regions import Regions
     from meshcap.vision import Vision
 
@@ -85,6 +86,7 @@ class Captioner:
             _expect_width(model, vision)
             self.backend = TorchBackend(model, vision)
         self.vocabulary, self.calibration = vocabulary, calibration
+        self.memory: Any = None  # an opened store: `meshcap.memory`
         self._plans: dict[CaptionOptions, Plan] = {}
         self._expect_vocabulary()
 
@@ -215,15 +217,35 @@ class Captioner:
         return self._search(regions, options, extension)
 
     def _search(self, regions: Any, options: CaptionOptions, extension: Extension | None = None) -> Hypotheses:
-        if extension is None or not (options.must or options.must_not):
+        memory = self._recollect(regions)
+        new = (*(memory.words if memory else ()), *(extension.words if extension else ()))
+        if not new or not (options.must or options.must_not):
             strategy, rules = self.plan(options)
         else:
-            strategy, rules = plan(options, self.vocabulary.extended(extension.words), self.backend.settings)
+            strategy, rules = plan(options, self.vocabulary.extended(new), self.backend.settings)
         # Captions that turn out alike are left out when they are said: then others must be there to take their place.
         kept = 1 if options.n == 1 else strategy.width
         return self.backend.search(
-            regions, strategy, rules, n_best=kept, attention=options.attention, extension=extension
+            regions, strategy, rules, n_best=kept, attention=options.attention, extension=extension, memory=memory
         )
+
+    def _recollect(self, regions: Any) -> Recollection | None:
+        """What the memory holds of pictures like these; None: nothing near, or no memory."""
+        if self.memory is None or not len(self.memory):
+            return None
+        from meshcap.models.recollection import recollect
+
+        config = self._torch("reads no memory").memory_level().config
+        found = self.memory.nearest(self.embed(regions), config.entries)
+        return recollect(found, self.vocabulary, config)
+
+    def embed(self, regions: Regions) -> torch.Tensor:
+        """Each picture's vector (B, D), of length 1: the mean of its regions."""
+        features = regions.features.float()
+        if regions.mask is not None:
+            features = features * regions.mask[..., None]
+        mean = features.sum(1)
+        return mean / mean.norm(dim=-1, keepdim=True).clamp_min(1e-9)
 
     def say(
         self, found: Hypotheses, options: CaptionOptions | None = None, **fields: Unpack[CaptionFields]
@@ -405,6 +427,7 @@ class Captioner:
             self.calibration.save(folder)
         else:
             (folder / CALIBRATION).unlink(missing_ok=True)  # that of another model
+        backend.save_memory_level(folder)
         backend.model.save_pretrained(folder, bits=bits)
 
     def push_to_hub(
@@ -512,9 +535,11 @@ class Captioner:
         if options.must:
             missing = len(options.must) - int(found.satisfied[picture, rank])
             warning = _warning(options, missing, likely, float(found.unconstrained[picture]))
-        weights = None
+        weights = listened = None
         if found.attention is not None:
             weights = found.attention["words"][picture, rank, places].float().cpu()
+            if "listened" in found.attention:
+                listened = found.attention["listened"][picture, rank, places].tolist()
         return Caption(
             text=self.vocabulary.sentence([*words, SPECIAL[3]] if finished else words),
             words=words,
@@ -526,6 +551,7 @@ class Captioner:
             missing=missing,
             warning=warning,
             attention=weights,
+            memory=listened,
         )
 
     def _fit(self, words: list[str], ids: list[int], extension: Extension) -> dict[int, str]:
@@ -535,9 +561,9 @@ class Captioner:
         names = {place for place, one in new.items() if extension.proper and extension.proper[one]}
         return fit_articles(words, new, names)
 
-    def _torch(self) -> Any:
+    def _torch(self, lacks: str = "has no model in torch") -> Any:
         if self.backend.name != "torch":
-            raise MeshcapError(f"a captioner by {self.backend.name} has no model in torch: use backend='torch'")
+            raise MeshcapError(f"a captioner by {self.backend.name} {lacks}: use backend='torch'")
         return self.backend
 
     def _expect_vocabulary(self) -> None:

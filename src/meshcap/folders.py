@@ -6,6 +6,7 @@ Nothing here needs torch; `meshcap.weights` reads and writes the weights.
     config.json        name and settings of the model      vision/vision.json         the backbone's, where it has one
     model.safetensors  its weights                         vision/model.safetensors   the backbone's weights
     vocabulary.json    words to ids                        calibration.json           raw confidence to frequency
+    memory.safetensors, memory.json     what reads a long-term memory, where it was trained
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ Bits = Literal[4, 6, 8, 16, 32]  # of a weight in a file: see `meshcap.weights`
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 VOCABULARY, CALIBRATION = "vocabulary.json", "calibration.json"
+MEMORY, MEMORY_CONFIG = "memory.safetensors", "memory.json"
 VISION_FOLDER, VISION_CONFIG = "vision", "vision.json"
 DEFAULT = "default"
 PACKAGED = Path(__file__).resolve().parent / "default"  # the folder of the model that the package carries

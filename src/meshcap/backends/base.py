@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from meshcap.decoding.extension import Extension
+    from meshcap.models.recollection import Recollection
     from meshcap.vision.preprocess import Preprocess
 
 
@@ -50,11 +51,13 @@ class Backend(ABC):
         n_best: int = 1,
         attention: bool = False,
         extension: Extension | None = None,
+        memory: Recollection | None = None,
     ) -> Hypotheses:
         """The n best captions of each picture.
 
         Args:
             extension: words beside those of the vocabulary.
+            memory: what a store remembers of pictures like these.
 
         Raises:
             MeshcapError: what this backend cannot do, or what does not fit the model.

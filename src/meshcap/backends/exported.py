@@ -192,9 +192,12 @@ class ExportedBackend(Backend):
         n_best: int = 1,
         attention: bool = False,
         extension: Any = None,
+        memory: Any = None,
     ) -> Hypotheses:
         if attention:
             raise MeshcapError("attention is not part of an exported model: use backend='torch'")
+        if memory is not None:
+            raise MeshcapError("an exported model reads no memory: use backend='torch'")
         if extension is not None:
             raise MeshcapError("an exported model says the words of its vocabulary alone: use backend='torch'")
         self.check(seen)

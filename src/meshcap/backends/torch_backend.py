@@ -23,12 +23,15 @@ from torch import nn
 
 from meshcap.backends.base import Backend
 from meshcap.backends.exported import expect_not_exported
-from meshcap.decoding.extension import Extended, Extension
+from meshcap.decoding.extension import Extended, Extension, Shares, join
 from meshcap.decoding.records import Hypotheses, Rules, Strategy
-from meshcap.decoding.search import Decodable, Graphs, decode
+from meshcap.decoding.search import Decodable, Graphs, State, decode
 from meshcap.errors import MeshcapError
-from meshcap.models import CaptionModel, ModelConfig, load_model
+from meshcap.folders import MEMORY, MEMORY_CONFIG, find_file, find_optional
+from meshcap.models import M2, CaptionModel, ModelConfig, load_model
+from meshcap.models.memory_level import MemoryLevel, Remembering
 from meshcap.models.packed import can_pack, multiplies_bfloat16, pack
+from meshcap.models.recollection import Recollection, stand_ins
 from meshcap.regions import Regions
 from meshcap.vision import Preprocess, Vision, load_vision
 
@@ -60,6 +63,8 @@ class TorchBackend(Backend):
         self.preprocess: Preprocess | None = None if vision is None else vision.preprocess
         self.int8, self.prepare, self.optimized = int8, prepare, False
         self.graphs = Graphs()
+        self.level: MemoryLevel | None = None  # once it was needed
+        self.source: tuple[str | Path, dict[str, Any]] | None = None  # where the model came from
         self._prepared: Prepared | None = None
         self._lock = threading.Lock()
 
@@ -80,7 +85,9 @@ class TorchBackend(Backend):
         model = load_model(name_or_folder, dtype=kept, **hub).to(where)
         # There are no convolutions of 8 bits. Those of 16 are faster and smaller, where a CPU can multiply such.
         vision = load_vision(name_or_folder, dtype=torch.bfloat16 if int8 and multiplies_bfloat16() else kept, **hub)
-        return cls(model, None if vision is None else vision.to(where), int8=int8, prepare=True)
+        found = cls(model, None if vision is None else vision.to(where), int8=int8, prepare=True)
+        found.source = name_or_folder, hub
+        return found
 
     @property
     def device(self) -> torch.device:
@@ -117,15 +124,71 @@ class TorchBackend(Backend):
         n_best: int = 1,
         attention: bool = False,
         extension: Extension | None = None,
+        memory: Recollection | None = None,
     ) -> Hypotheses:
         model: Decodable = self.prepared().model
         graphs: Graphs | None = self.graphs
+        regions, encoded, known = self._fitting(seen), None, model.config.vocab_size
+        remembered = None
+        if memory is not None:
+            model, encoded, remembered = self.remembering(regions, memory)
+            extension = extension and extension.moved(known, len(remembered.words))
         if extension is not None:
             extension.check(model.config, len(seen))
-            # Words for the moment are others in the next search: nothing of it would be recorded twice.
-            model, graphs = Extended(model, extension), None
-        found = decode(model, self._fitting(seen), strategy, rules, n_best=n_best, attention=attention, graphs=graphs)
-        return found if extension is None else replace(found, extension=extension)
+            model = Extended(model, extension)
+        if remembered is not None or extension is not None:
+            graphs = None  # words for the moment are others in the next search: nothing would be replayed
+        found = decode(
+            model, regions, strategy, rules, n_best=n_best, attention=attention, graphs=graphs, encoded=encoded
+        )
+        both = join(remembered, extension)
+        return found if both is None else replace(found, extension=both, recollection=memory)
+
+    @torch.no_grad()
+    def remembering(self, regions: Regions, memory: Recollection) -> tuple[Decodable, State, Extension]:
+        """The model with what is remembered of these pictures, the pictures as it encodes them, and its new words."""
+        model, level = self.prepared().model, self.memory_level()
+        if not isinstance(model, M2):
+            raise MeshcapError(f"a memory is read by m2, and this model is {model.name!r}: leave the memory out")
+        encoded = model.encode(regions)
+        stand_in, kin = stand_ins(model, encoded, memory, level.nouns)
+        found = Remembering(model, level, memory.memories(stand_in, level.config).to(regions.features.device))
+        words = Extension(memory.words, tuple(stand_in), proper=memory.proper)
+        encoded = found.recall(encoded, found.memories.state()) if found.memories is not None else encoded
+        named = sorted({word for names in memory.names for word in names})
+        if not named:
+            return found, encoded, words
+        share = torch.zeros(len(memory.names), len(named))
+        for row, names in enumerate(memory.names):
+            for word in names:
+                share[row, named.index(word)] = 1 / len(names)
+        first = model.config.vocab_size
+        shares = Shares(tuple(named), tuple(kin[word - first] for word in named), share.to(regions.features.device))
+        return Extended(found, Extension((), (), shares)), encoded, words
+
+    def save_memory_level(self, folder: Path) -> None:
+        """Write what reads a memory into a model folder; where there is none, that of another model is removed."""
+        if self.level is not None or (self.source and find_optional(self.source[0], MEMORY, **self.source[1])):
+            self.memory_level().float().save(folder / MEMORY)
+            return
+        for name in (MEMORY, MEMORY_CONFIG):
+            (folder / name).unlink(missing_ok=True)
+
+    def memory_level(self) -> MemoryLevel:
+        """What reads a memory, loaded when it is first needed.
+
+        Raises:
+            MeshcapError: the model has none.
+        """
+        with self._lock:
+            if self.level is None:
+                path = None if self.source is None else find_optional(self.source[0], MEMORY, **self.source[1])
+                if path is None or self.source is None:
+                    raise MeshcapError(f"this model has no {MEMORY}, and cannot read a memory: leave the memory out")
+                find_file(self.source[0], MEMORY_CONFIG, **self.source[1])  # beside it
+                self.level = MemoryLevel.load(path)
+            weight = next(self.model.parameters())
+            return self.level.to(weight.device, weight.dtype)
 
     @torch.no_grad()
     def score(self, seen: Regions, ids: Sequence[Sequence[int]]) -> list[list[float]]:

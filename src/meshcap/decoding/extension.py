@@ -15,7 +15,7 @@ B pictures, W hypotheses of each, V vocabulary, E words for the moment, S receiv
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -87,6 +87,15 @@ class Extension:
             )
         if len(set(self.words)) < len(self.words) or not all(word.split() for word in self.words):
             raise MeshcapError("a word for the moment is empty or given twice: expected different words")
+
+    def moved(self, known: int, by: int) -> Extension:
+        """The same for a model that says `by` more words after the first `known`: ids from there on go up."""
+
+        def up(ids: tuple[int, ...]) -> tuple[int, ...]:
+            return tuple(id + by if id >= known else id for id in ids)
+
+        shares = self.shares and Shares(up(self.shares.ids), tuple(map(up, self.shares.kin)), self.shares.share)
+        return replace(self, stand_in=up(self.stand_in), shares=shares)
 
     def check(self, model: Settings, pictures: int) -> None:
         """

@@ -438,9 +438,7 @@ class FolderStore(Store):
         offsets[np.isinf(norms)] = -1  # no vector is all zeros: a hole in the file
         end, skipped = found[-1][3], now.skipped + found[-1][4]
         last_id = max(now.last_id, int(numbers[:, 2].max()))
-        return now._replace(
-            end=end, offsets=offsets, vectors=vectors, norms=norms, last_id=last_id, skipped=skipped
-        )
+        return now._replace(end=end, offsets=offsets, vectors=vectors, norms=norms, last_id=last_id, skipped=skipped)
 
     def _read(self, now: _Snapshot, row: int) -> tuple[Entry, int]:
         """An entry, and the checksum of its vector."""

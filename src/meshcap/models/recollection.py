@@ -1,0 +1,184 @@
+"""From what a store remembers to what a search reads: which captions, which new words, whose names.
+
+A store gives, for each picture, the nearest entries with their similarities, captions and names. Of these
+
+- entries below `least_similarity` are left out: a picture without near ones is captioned as without a store;
+- words that the vocabulary lacks become words for the moment;
+- a name counts where its entry is as near as `name_similarity`. Then it takes the place of the word for its kind ("a
+  dog on the sofa" becomes "Rex on the sofa"). Captions with names of entries that are not so near are left out: a
+  stranger gets nobody's name.
+
+`stand_ins` asks the captioner itself what it would say in the place of a new word: that is how the word is read back,
+and for a name, the kind whose place it takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from meshcap.attention import State
+from meshcap.models.m2 import M2
+from meshcap.models.memory_level import Memories, MemoryConfig, pack_memories
+from meshcap.text import Vocabulary
+
+WORDS = 16  # of a remembered caption that are read
+ARTICLES = ("a", "an", "the")
+# Who a name may belong to is said in many ways, and the captioner may waver between them.
+PEOPLE = "man woman boy girl person child kid guy lady gentleman toddler baby female male".split()
+
+
+class Neighbour(Protocol):
+    """A remembered picture, as a store gives it."""
+
+    @property
+    def similarity(self) -> float: ...
+    @property
+    def captions(self) -> Sequence[str]: ...
+    @property
+    def names(self) -> Sequence[str]: ...
+
+
+class Recalled(NamedTuple):
+    """One caption that is read."""
+
+    ids: list[int]  # from V on: words for the moment
+    similarity: float
+    rank: int  # of its entry among the nearest
+    text: str
+
+
+@dataclass(frozen=True)
+class Recollection:
+    """What is read for each of B pictures, and the words for the moment in it."""
+
+    captions: list[list[Recalled]]
+    entries: list[list[Any]]  # the neighbours that the captions belong to, by rank
+    words: tuple[str, ...]
+    proper: tuple[bool, ...]  # which of the words are names
+    names: list[tuple[int, ...]]  # of each picture, the words that are names of what is likely in it
+    vocabulary: Vocabulary
+
+    def __bool__(self) -> bool:
+        return any(self.captions) or any(self.names)
+
+    def memories(self, stand_in: Sequence[int], config: MemoryConfig) -> Memories:
+        rows = [[(one.ids, one.similarity, one.rank) for one in picture] for picture in self.captions]
+        return pack_memories(rows, stand_in, pad=config.pad, most=config.captions)
+
+
+def recollect(
+    found: Sequence[Sequence[Neighbour]], vocabulary: Vocabulary, config: MemoryConfig
+) -> Recollection | None:
+    """What a store found for B pictures, as a search reads it; None where nothing is near."""
+    new: dict[tuple[str, bool], int] = {}
+    captions, entries, names = [], [], []
+    for neighbours in found:
+        near = [one for one in neighbours if one.similarity >= config.least_similarity][: config.entries]
+        read: list[Recalled] = []
+        each = max(1, config.captions // max(1, len(near)))
+        known: list[int] = []
+        for rank, one in enumerate(near):
+            close = one.similarity >= config.name_similarity
+            texts = [text for text in one.captions if close or not _names_in(text, one.names)]
+            for text in texts[:each]:
+                ids = _ids(text, one.names if close else (), vocabulary, new)[:WORDS]
+                if ids:
+                    read.append(Recalled(ids, one.similarity, rank, text))
+            if close and not known:  # the nearest with a name decides: others may be of someone else
+                known = [_new((name, True), new, len(vocabulary)) for name in one.names]
+        captions.append(read[: config.captions])
+        entries.append(near)
+        names.append(tuple(known))
+    words = tuple(word for word, _ in new)
+    recollection = Recollection(captions, entries, words, tuple(proper for _, proper in new), names, vocabulary)
+    return recollection or None
+
+
+def _new(word: tuple[str, bool], new: dict[tuple[str, bool], int], known: int) -> int:
+    return new.setdefault(word, known + len(new))
+
+
+def _names_in(text: str, names: Iterable[str]) -> bool:
+    return any(name.lower() in text.lower() for name in names)
+
+
+def _ids(text: str, names: Sequence[str], vocabulary: Vocabulary, new: dict[tuple[str, bool], int]) -> list[int]:
+    """Ids of a caption. A name is one word, with an article before it, as its kind would have one."""
+    tokens = vocabulary.tokens(text)
+    as_tokens = {tuple(vocabulary.tokens(name)): name for name in names}
+    ids: list[int] = []
+    at = 0
+    while at < len(tokens):
+        length = next((len(one) for one in as_tokens if one and tuple(tokens[at : at + len(one)]) == one), 0)
+        if length:
+            if "a" in vocabulary and (not at or tokens[at - 1] not in ARTICLES):
+                ids.append(vocabulary.id("a"))
+            ids.append(_new((as_tokens[tuple(tokens[at : at + length])], True), new, len(vocabulary)))
+        elif tokens[at] in vocabulary:
+            ids.append(vocabulary.id(tokens[at]))
+        elif any(map(str.isalpha, tokens[at])):
+            ids.append(_new((_spelled(tokens[at], text), False), new, len(vocabulary)))
+        at += max(1, length)
+    return ids
+
+
+def _spelled(token: str, text: str) -> str:
+    """A token as it was written: with capitals, where they are not those of a sentence's beginning."""
+    written = [one.strip(".,;:!?\"'()[]") for one in text.split()]
+    found = next((one for one in written[1:] if one.lower() == token), token)
+    return found if found != found.upper() or len(found) < 2 else token
+
+
+@torch.no_grad()
+def stand_ins(
+    model: M2, encoded: State, recollection: Recollection, nouns: Tensor
+) -> tuple[list[int], list[tuple[int, ...]]]:
+    """For each word for the moment a word of the vocabulary that the captioner would say in its place, and its kin.
+
+    Args:
+        encoded: the pictures, as the model encodes them.
+        nouns: (V,) which words name things: nothing else stands in for a name, or for what follows an article.
+    """
+    vocabulary = recollection.vocabulary
+    places = _places(recollection, len(vocabulary))
+    if not places:
+        return [], []
+    article, bos, pad = vocabulary.id("a"), vocabulary.bos, vocabulary.pad
+    before = [[bos, article] if word is None else [bos, *_known(word, vocabulary)] for _, word in places]
+    longest = min(max(map(len, before)), model.config.max_length)
+    before = [one[-longest:] for one in before]
+    ids = torch.tensor([[*one, *[pad] * (longest - len(one))] for one in before], device=nouns.device)
+    pictures = torch.tensor([picture for picture, _ in places], device=nouns.device)
+    shown = {name: tensor[:, pictures] if name == "levels" else tensor[pictures] for name, tensor in encoded.items()}
+    last = torch.tensor([len(one) - 1 for one in before], device=nouns.device)
+    log_probs = model.read(shown, ids[:, None])[torch.arange(len(places)), 0, last]  # (E, V)
+    log_probs[:, [*(vocabulary.id(word) for word in ARTICLES), vocabulary.eos, vocabulary.unk]] = float("-inf")
+    after_article = torch.tensor([one[-1] in {vocabulary.id(word) for word in ARTICLES} for one in before])
+    only_nouns = after_article.to(nouns.device)[:, None] & bool(nouns.any())
+    log_probs = log_probs.masked_fill(only_nouns & (nouns == 0), float("-inf"))
+    best = log_probs.argmax(-1).tolist()
+    people = {vocabulary.id(word) for word in PEOPLE if word in vocabulary}
+    return best, [tuple(sorted(people)) if one in people else (one,) for one in best]
+
+
+def _places(recollection: Recollection, known: int) -> list[tuple[int, list[int] | None]]:
+    """Of each word for the moment, a picture that it is remembered of, and the words before it; None of a name."""
+    found: dict[int, tuple[int, list[int] | None]] = {}
+    for picture, names in enumerate(recollection.names):
+        for word in names:
+            found.setdefault(word, (picture, None))
+    for picture, captions in enumerate(recollection.captions):
+        for one in captions:
+            for at, word in enumerate(one.ids):
+                if word >= known:
+                    found.setdefault(word, (picture, None if recollection.proper[word - known] else one.ids[:at]))
+    return [found[known + place] for place in range(len(recollection.words))]
+
+
+def _known(ids: list[int], vocabulary: Vocabulary) -> list[int]:
+    return [one if one < len(vocabulary) else vocabulary.unk for one in ids]

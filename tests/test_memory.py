@@ -1,0 +1,136 @@
+"""A captioner with a memory: what is remembered is said, and without anything near all is as before."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+import tiny_captioner
+from meshcap.captioner import Captioner
+from meshcap.errors import MeshcapError
+from meshcap.models.memory_level import MemoryConfig, MemoryLevel
+from meshcap.models.recollection import recollect
+
+SMALL = {"d_head": 8, "reader_head": 4, "d_ff": 12, "d_pointer": 8, "captions": 4, "entries": 4}
+
+
+@dataclass(frozen=True)
+class Entry:
+    similarity: float
+    captions: tuple[str, ...]
+    names: tuple[str, ...] = ()
+    id: int = 0
+
+
+class Shelf:
+    """A store that gives the same entries for every picture."""
+
+    def __init__(self, *entries: Entry) -> None:
+        self.entries = entries
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def nearest(self, vectors, k):
+        return [list(self.entries[:k]) for _ in range(len(vectors))]
+
+
+def build(*, copies: float = 8.0, **sizes) -> Captioner:
+    """Whatever is remembered is copied; nouns are dog, cat and horse."""
+    captioner = tiny_captioner.build()
+    torch.manual_seed(0)
+    level = MemoryLevel(MemoryConfig.of(captioner.model, **{**SMALL, "least_similarity": 0.3, **sizes}))
+    with torch.no_grad():
+        level.switch.bias.fill_(copies)
+        level.nouns[captioner.vocabulary.ids_of(["dog", "cat", "horse"])] = 1
+    captioner.backend.level = level.eval()
+    return captioner
+
+
+@pytest.fixture(scope="module")
+def pixels():
+    random = np.random.default_rng(0)
+    return [random.integers(0, 256, (3, 48, 48), dtype=np.uint8) for _ in range(2)]
+
+
+def test_a_word_that_no_weight_knows_is_said(pixels) -> None:
+    captioner = build()
+    regions = captioner.see(pixels)
+    before = captioner.describe(regions)
+    captioner.memory = Shelf(Entry(0.9, ("an okapi on the grass",)))
+    found = captioner.describe(regions, attention=True, n=2)
+    for one, plain in zip(found, before, strict=True):
+        assert "okapi" in one.words
+        assert "okapi" not in plain.words
+        assert len(one.memory) == len(one.words)
+        assert min(one.memory) > 0.9  # the switch
+        assert one.to_dict()["memory"] == one.memory
+        assert 0 < one.confidence <= 1
+    assert all("okapi" not in one.words for one in captioner.describe(regions, must_not="okapi"))
+    assert all("Okapi" in one.text or "okapi" in one.text for one in captioner.describe(regions, must="okapi"))
+
+
+@pytest.mark.parametrize("store", [Shelf(), Shelf(Entry(0.29, ("an okapi",)))], ids=["empty", "far"])
+def test_nothing_near_is_as_before(pixels, store) -> None:
+    captioner = build()
+    regions = captioner.see(pixels)
+    before = captioner.describe(regions, n=3)
+    captioner.memory = store
+    assert captioner.describe(regions, n=3) == before
+
+
+def test_a_name_takes_the_place_of_its_kind(pixels) -> None:
+    """By shares alone: nothing is copied here."""
+    captioner = build(copies=-30.0, name_similarity=0.8)
+    regions = captioner.see(pixels)
+    before = captioner.describe(regions, must="dog|cat|horse")
+    captioner.memory = Shelf(Entry(0.9, ("Rex on the grass",), ("Rex",)))
+    named = captioner.describe(regions, must="Rex")
+    for one, plain in zip(named, before, strict=True):
+        assert "Rex" in one.words
+        assert not {"dog", "cat", "horse"} <= set(plain.words)
+        assert " a Rex" not in f" {one.text}".replace("A", "a")
+        assert one.missing == 0
+    captioner.memory = Shelf(Entry(0.7, ("Rex on the grass", "a dog"), ("Rex",)))
+    assert all("Rex" not in one.text for one in captioner.describe(regions))  # a stranger
+
+
+def test_what_is_read() -> None:
+    captioner = build()
+    vocabulary, config = captioner.vocabulary, MemoryConfig.of(captioner.model, **SMALL, least_similarity=0.3)
+    near = [
+        Entry(0.95, ("Uncle Bob on the grass.", "A red okapi with Bob!"), ("Uncle Bob",)),
+        Entry(0.6, ("Rex in the grass", "a dog"), ("Rex",)),
+        Entry(0.2, ("a horse",)),
+    ]
+    found = recollect([near, []], vocabulary, config)
+    assert found.words == ("Uncle Bob", "okapi", "Bob")
+    assert found.proper == (True, False, False)
+    words = vocabulary.extended(found.words)
+    assert [" ".join(words.word(one) for one in caption.ids) for caption in found.captions[0]] == [
+        "a Uncle Bob on the grass", "a red okapi with Bob", "a dog",
+    ]  # fmt: skip
+    assert [caption.rank for caption in found.captions[0]] == [0, 0, 1]
+    assert found.captions[1] == []
+    assert found.names == [(len(vocabulary),), ()]
+    assert recollect([[near[-1]], []], vocabulary, config) is None
+
+
+def test_what_cannot_read_a_memory_says_so(pixels) -> None:
+    captioner = tiny_captioner.build()
+    captioner.memory = Shelf(Entry(0.9, ("an okapi",)))
+    with pytest.raises(MeshcapError, match=r"has no memory\.safetensors"):
+        captioner.describe(captioner.see(pixels))
+
+
+def test_loaded_from_the_folder_when_it_is_needed(tmp_path, pixels) -> None:
+    build().save_pretrained(tmp_path)
+    assert (tmp_path / "memory.safetensors").is_file()
+    captioner = Captioner.from_pretrained(tmp_path, dtype="float32")
+    assert captioner.backend.level is None
+    captioner.memory = Shelf(Entry(0.9, ("an okapi on the grass",)))
+    assert all("okapi" in one.words for one in captioner.describe(captioner.see(pixels)))
+    again = tiny_captioner.build()
+    again.save_pretrained(tmp_path)  # another model, which has none
+    assert not (tmp_path / "memory.safetensors").exists()
