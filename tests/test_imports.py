@@ -36,13 +36,14 @@ ALLOWED: dict[str, set[str]] = {
     "caption": {"errors"},
     "decoding": {"errors", "kernels", "regions"},
     "options": {"errors", "decoding", "text"},
-    "vision": BASE | {"regions", "weights"},
-    "data": BASE | {"regions", "text", "vision"},
+    "music": {"errors", "files"},
+    "vision": BASE | {"regions", "weights", "music"},
+    "data": BASE | {"regions", "text", "vision", "music"},
     "metrics": {"errors", "files", "kernels", "text"},
     "calibration": BASE,
 }
 RECORDS = {"options", "caption", "calibration", "machine"}
-BELOW = BASE | PARTS | RECORDS | {"models", "decoding", "vision"}
+BELOW = BASE | PARTS | RECORDS | {"models", "decoding", "vision", "music"}
 ALLOWED["backends"] = BELOW
 ALLOWED["captioner"] = BELOW | {"backends"}
 CAPTIONER = BELOW | {"backends", "captioner", "data", "metrics"}

@@ -31,6 +31,7 @@ class Caption:
     withheld: bool = False  # below the confidence that was asked for: no text, no words
     attention: Tensor | None = None  # (words, regions): where the model looked for each word
     memory: list[float] | None = None  # with attention, where a memory was read: how far each word listened to it, 0-1
+    facts: dict[str, Any] | None = None  # what rules know of the source and of each statement: see `vision.score`
     alternatives: tuple[Caption, ...] = ()  # the next best, where more than one was asked for
     # What a notebook shows: the pixels (3, S, S) that the model read, and the boxes (regions, 4) of its regions.
     picture: np.ndarray | None = field(default=None, repr=False, compare=False)
@@ -61,6 +62,8 @@ class Caption:
             found["attention"] = self.attention.tolist()
         if self.memory is not None:
             found["memory"] = list(self.memory)
+        if self.facts is not None and not self.withheld:
+            found["facts"] = self.facts
         if self.alternatives:
             found["alternatives"] = [one.to_dict() for one in self.alternatives]
         return found

@@ -15,10 +15,11 @@ import os
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from threading import Lock
@@ -32,12 +33,13 @@ from meshcap.backends.exported import backend_of
 from meshcap.caption import Caption
 from meshcap.decoding.records import Hypotheses
 from meshcap.errors import FailedError, MeshcapError
-from meshcap.folders import CALIBRATION, DEFAULT, VOCABULARY, Bits, find_file, find_optional, folder_of
+from meshcap.folders import CALIBRATION, DEFAULT, MUSIC, VOCABULARY, Bits, find_file, find_optional, folder_of
+from meshcap.music.score import is_score
 from meshcap.options import CaptionFields, CaptionOptions, Plan, ids_of_phrase, plan
 from meshcap.text import Vocabulary
 from meshcap.text.sentence import fit_articles
 from meshcap.text.vocabulary import SPECIAL
-from meshcap.vision.pictures import Source, read_picture
+from meshcap.vision.pictures import Source
 
 if TYPE_CHECKING:
     import torch
@@ -88,6 +90,7 @@ class Captioner:
         self.vocabulary, self.calibration = vocabulary, calibration
         self.memory: Any = None  # an opened store: `meshcap.memory`
         self._plans: dict[CaptionOptions, Plan] = {}
+        self._of_scores: Captioner | Callable[[], Captioner] | None = None  # who captions scores, loaded at first use
         self._expect_vocabulary()
 
     @classmethod
@@ -122,7 +125,10 @@ class Captioner:
         vocabulary_file = None if name == "torch" else folder / VOCABULARY
         opened = _open_backend(name, name_or_folder, device, dtype, threads, hub)
         vocabulary = Vocabulary.load(vocabulary_file or find_file(name_or_folder, VOCABULARY, **hub))
-        return cls(opened, vocabulary, None, load_calibration(name_or_folder, **hub))
+        captioner = cls(opened, vocabulary, None, load_calibration(name_or_folder, **hub))
+        if name_or_folder == DEFAULT and backend == "auto":
+            captioner._of_scores = partial(cls.from_pretrained, MUSIC, device=device)
+        return captioner
 
     # What it is made of.
 
@@ -179,6 +185,7 @@ class Captioner:
 
     def read(self, source: Source) -> np.ndarray:
         """Pixels (3, size, size), uint8, of a picture: a path, a PIL image, an array, the bytes of a file or a file.
+        Of a score, where this captioner is one of scores, the numbers of its bars.
 
         Raises:
             MeshcapError: this captioner reads Regions only, or the picture cannot be read.
@@ -186,8 +193,7 @@ class Captioner:
         given = self.backend.preprocess
         if given is None:
             raise MeshcapError("this captioner has no vision of its own: give it Regions instead of pictures")
-        square = given.square(read_picture(source, at_least=given.size))
-        return np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1))
+        return given.read(source)
 
     def see(self, pixels: Sequence[np.ndarray]) -> Regions:
         """Regions of pictures that `read` read. (Of an exported captioner, what its graph keeps of them.)"""
@@ -313,7 +319,7 @@ class Captioner:
         return [
             caption
             for block in _shown(blocks, len(pictures), progress)
-            for caption in self.say(self._search(self.see([self.read(one) for one in block]), options), options)
+            for caption in self._describe_all([self._read(one) for one in block], options)
         ]
 
     __call__ = caption
@@ -382,6 +388,8 @@ class Captioner:
         longest = max(map(len, ids))
         if longest > settings.max_length:
             raise MeshcapError(f"the caption has {longest - 1} words, expected at most {settings.max_length - 1}")
+        if not is_regions(picture) and (captioner := self.for_source(picture)) is not self:
+            return captioner.score(picture, text)  # type: ignore[arg-type]
         regions = picture if is_regions(picture) else self.see([self.read(picture)])
         if len(regions) != 1:
             raise MeshcapError(f"regions of {len(regions)} pictures were given, expected those of one")
@@ -463,25 +471,55 @@ class Captioner:
             self._plans[options] = found
         return found
 
+    def for_source(self, source: object) -> Captioner:
+        """Who captions a source: the packaged captioner leaves scores to the packaged captioner of music."""
+        if self._of_scores is None or not is_score(source):
+            return self
+        if not isinstance(self._of_scores, Captioner):
+            self._of_scores = self._of_scores()
+        return self._of_scores
+
+    def _read(self, source: Source) -> tuple[Captioner, np.ndarray]:
+        captioner = self.for_source(source)
+        return captioner, captioner.read(source)
+
+    def _describe_all(self, read: Sequence[tuple[Captioner, np.ndarray]], options: CaptionOptions) -> list[Caption]:
+        """A caption of each source that was read, by the captioner that read it."""
+        found: dict[int, Caption] = {}
+        for captioner in dict.fromkeys(own for own, _ in read):
+            places = [place for place, (own, _) in enumerate(read) if own is captioner]
+            arrays = [read[place][1] for place in places]
+            captions = captioner.say(captioner._search(captioner.see(arrays), options), options)
+            found |= zip(places, map(captioner._with_facts, captions, arrays), strict=True)
+        return [found[place] for place in range(len(read))]
+
+    def _with_facts(self, caption: Caption, read: np.ndarray) -> Caption:
+        facts = None if self.backend.preprocess is None else self.backend.preprocess.facts(read, caption.text)
+        return caption if facts is None else replace(caption, facts=facts)
+
     def _one(self, picture: Source, options: CaptionOptions) -> Caption:
-        pixels = self.read(picture)
-        regions = self.see([pixels])
+        captioner, read = self._read(picture)
+        if captioner is not self:
+            return captioner._one(picture, options)
+        regions = self.see([read])
         (caption,) = self.say(self._search(regions, options), options)
         boxes = getattr(regions, "boxes", None)
-        return replace(caption, picture=pixels, boxes=None if boxes is None else boxes[0].float().cpu())
+        shown = read if read.ndim == 3 else None
+        caption = replace(caption, picture=shown, boxes=None if boxes is None else boxes[0].float().cpu())
+        return self._with_facts(caption, read)
 
     def _stream(
         self, sources: Iterable[Source], options: CaptionOptions, size: int, workers: int
     ) -> Generator[tuple[Source, Caption | MeshcapError], None, None]:
         rest, one_at_a_time = iter(sources), Lock()
-        reading: deque[list[tuple[Source, Future[np.ndarray | MeshcapError]]]] = deque()
+        reading: deque[list[tuple[Source, Future[tuple[Captioner, np.ndarray] | MeshcapError]]]] = deque()
 
-        def read(source: Source) -> np.ndarray | MeshcapError:
+        def read(source: Source) -> tuple[Captioner, np.ndarray] | MeshcapError:
             # The same image or file may have been given twice, and both have a place where reading has got to.
             shared = isinstance(source, Image.Image) or hasattr(source, "read")
             try:
                 with one_at_a_time if shared else nullcontext():
-                    return self.read(source)
+                    return self._read(source)
             except MeshcapError as error:
                 return error
 
@@ -494,7 +532,7 @@ class Captioner:
                     return
                 done = [(source, job.result()) for source, job in reading.popleft()]
                 pixels = [one for _, one in done if not isinstance(one, MeshcapError)]
-                captions = iter(self.say(self._search(self.see(pixels), options), options) if pixels else ())
+                captions = iter(self._describe_all(pixels, options))
                 for source, one in done:
                     yield source, one if isinstance(one, MeshcapError) else next(captions)
         finally:  # also where the generator is closed, or thrown away, in the middle

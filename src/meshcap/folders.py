@@ -25,20 +25,25 @@ VOCABULARY, CALIBRATION = "vocabulary.json", "calibration.json"
 MEMORY, MEMORY_CONFIG = "memory.safetensors", "memory.json"
 VISION_FOLDER, VISION_CONFIG = "vision", "vision.json"
 DEFAULT = "default"
-PACKAGED = Path(__file__).resolve().parent / "default"  # the folder of the model that the package carries
+MUSIC = "music"  # the captioner of scores
+# The folders of the models that the package carries.
+PACKAGED = Path(__file__).resolve().parent / "default"
+PACKAGED_MUSIC = Path(__file__).resolve().parent / "music" / "captioner"
 
 
 def folder_of(model_id: str | Path) -> Path:
-    """Where a model lies, if it lies in a folder. `"default"` names the packaged one; `./default` is a folder of yours.
+    """Where a model lies, if it lies in a folder. `"default"` and `"music"` name the packaged ones; `./default` is a
+    folder of yours.
 
     Raises:
         MeshcapError: the packaged one is asked for, and this installation has none.
     """
-    if model_id != DEFAULT:  # which a Path never equals
+    if model_id not in (DEFAULT, MUSIC):  # which a Path never equals
         return Path(model_id)
-    if not (PACKAGED / CONFIG).is_file():
+    packaged = PACKAGED if model_id == DEFAULT else PACKAGED_MUSIC
+    if not (packaged / CONFIG).is_file():
         raise MeshcapError("this installation carries no model of its own: name a model folder or one on the hub")
-    return PACKAGED
+    return packaged
 
 
 def find_file(model_id: str | Path, filename: str, **hub: Any) -> Path:

@@ -107,8 +107,7 @@ class TorchBackend(Backend):
     def see(self, pixels: Sequence[np.ndarray]) -> Regions:
         vision = self.prepared().vision
         assert vision is not None
-        batch = torch.from_numpy(np.stack([np.asarray(one) for one in pixels]))
-        return vision(batch.to(vision.device))
+        return vision(vision.stack(pixels).to(self.device))
 
     def check(self, seen: Any) -> None:
         if not isinstance(seen, Regions):

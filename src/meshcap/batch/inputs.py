@@ -17,7 +17,7 @@ from meshcap.data.read import expand_braces
 from meshcap.data.shards import TarSource, members
 from meshcap.errors import MeshcapError
 from meshcap.files import open_regular
-from meshcap.vision.pictures import SUFFIXES
+from meshcap.vision.pictures import SOURCES
 
 LISTS = (".csv", ".tsv", ".parquet", ".txt")
 COLUMNS = ("path", "image", "file", "filename", "file_name", "image_path", "file_path")
@@ -155,7 +155,7 @@ def _expand(name: str, column: str | None, allow_missing: bool) -> Iterator[str]
                 yield from _in_folder(path)
         elif path.lower().endswith(LISTS) and name.lower().endswith(LISTS):  # photos/* may meet texts beside pictures
             yield from _in_list(Path(path), column)
-        elif path == name or path.lower().endswith((".tar", *SUFFIXES)):
+        elif path == name or path.lower().endswith((".tar", *SOURCES)):
             yield path
 
 
@@ -166,7 +166,7 @@ def _in_folder(folder: str) -> Iterator[str]:
     for where, folders, files in os.walk(folder, onerror=stop):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(files):
-            if name.lower().endswith((".tar", *SUFFIXES)) and not name.startswith("."):
+            if name.lower().endswith((".tar", *SOURCES)) and not name.startswith("."):
                 yield os.path.join(where, name)
 
 
@@ -177,7 +177,7 @@ def _in_tar(path: str) -> Iterator[Picture]:
                 raise MeshcapError(f"{path} is empty, expected a tar shard")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
                 for member in members(Path(path), content):
-                    if member.name.lower().endswith(SUFFIXES) and not os.path.basename(member.name).startswith("."):
+                    if member.name.lower().endswith(SOURCES) and not os.path.basename(member.name).startswith("."):
                         yield Picture(f"{path}:{member.name}", path, member.offset, member.size)
     except OSError as error:
         raise MeshcapError(f"{path} cannot be read: {error.strerror or error}") from error

@@ -117,9 +117,9 @@ def gallery_entry(
     from rich.table import Table
     from rich.text import Text
 
-    from meshcap.vision.pictures import read_picture
+    from meshcap.vision.score import picture_of
 
-    image = read_picture(source, at_least=2 * MAX_COLUMNS)
+    image = picture_of(source, at_least=2 * MAX_COLUMNS)
     lines = [
         Text("(withheld)", "dim", overflow="fold")
         if one is None

@@ -15,7 +15,7 @@ from meshcap.options import CaptionOptions
 
 @options.caption_options(without=("attention", "min_confidence"))
 def explain(
-    photo: Annotated[Path, typer.Argument(help="A picture.")],
+    photo: Annotated[Path, typer.Argument(help="A picture, or a score (MIDI, ABC).")],
     model: options.Model = "default",
     out: Annotated[
         Path | None, typer.Option(help="A page (.html) or a picture (.png).", show_default="<photo>.explain.html")
@@ -62,10 +62,14 @@ def explain(
     from meshcap.explain import explain as explained
     from meshcap.explain.heatmap import write_sheet
     from meshcap.explain.page import write_page
-    from meshcap.vision.pictures import read_picture
+    from meshcap.folders import DEFAULT, MUSIC
+    from meshcap.music.score import is_score
+    from meshcap.vision.score import picture_of
 
+    if model == DEFAULT and is_score(photo):
+        model = MUSIC
     if not photo.is_file():
-        read_picture(photo, at_least=1)  # says what is wrong, before a model is read for nothing
+        picture_of(photo, at_least=1)  # says what is wrong, before a model is read for nothing
     if threads is not None:
         torch.set_num_threads(threads)
     captioner = Captioner.from_pretrained(model, device=device, dtype="float32", backend="torch")  # for gradients

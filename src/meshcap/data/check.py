@@ -206,10 +206,10 @@ def _pair(samples: list[Sample], i: int, j: int) -> Pair:
 
 def look(source: Source) -> Fingerprint | str:
     """A picture's fingerprint, or one line that says why it cannot be read. Runs in worker processes."""
-    from meshcap.vision.pictures import read_picture
+    from meshcap.vision.score import picture_of
 
     try:
-        return fingerprint(read_picture(source.read()))
+        return fingerprint(picture_of(source.read()))
     except MeshcapError as mistake:
         return str(mistake).replace("the picture", str(source), 1)
 

@@ -22,7 +22,7 @@ from meshcap.data.shards import Packed, Shard, keys_of, write_shards
 from meshcap.data.workers import parallel_map
 from meshcap.errors import MeshcapError
 from meshcap.files import remove_unfinished, write_text
-from meshcap.vision.pictures import SUFFIXES
+from meshcap.vision.pictures import SOURCES
 
 Format = Literal["webp", "jpg", "avif"]
 # By name in Pillow, and what makes its encoder neither slow nor dependent on the number of cores.
@@ -128,17 +128,21 @@ def encode(source: Source, *, settings: PackSettings) -> tuple[str, bytes] | Unr
     """A picture's ending and content as they go into a shard. Runs in worker processes."""
     from PIL import Image
 
+    from meshcap.music.score import is_score, read_score
     from meshcap.vision.pictures import read_picture
     from meshcap.vision.preprocess import Preprocess
 
     try:
         content = source.read()
+        if is_score(content):  # there is nothing to make smaller
+            read_score(content)
+            return Path(str(source)).suffix.lower().lstrip(".") or "mid", content
         image = read_picture(content, at_least=settings.size)
     except MeshcapError as mistake:
         return UnreadablePicture(str(mistake).replace("the picture", str(source), 1))
     if not settings.size:
         ending = Path(str(source)).suffix.lower()
-        return ending[1:] if ending in SUFFIXES else "jpg", content  # a reader asks the content, not the name
+        return ending[1:] if ending in SOURCES else "jpg", content  # a reader asks the content, not the name
     preprocess = Preprocess(size=settings.size, geometry=settings.geometry)
     side = (settings.size, settings.size)
     if image.size != side:

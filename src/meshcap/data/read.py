@@ -31,7 +31,7 @@ from meshcap.data.dataset import (
 from meshcap.data.shards import read_shard
 from meshcap.errors import MeshcapError
 from meshcap.files import read_text
-from meshcap.vision.pictures import SUFFIXES
+from meshcap.vision.pictures import SOURCES
 
 _TOKEN = re.compile(r"(\S[^\t]*)#\d+\t(.*)")  # Flickr's name.jpg#0<TAB>caption
 _LIST = re.compile(r"(?:.*[^a-z])?(train|dev|val|test)_?(?:images)?\.txt", re.IGNORECASE)
@@ -146,7 +146,7 @@ def _of_layout(file: Path, folder: PictureFolder) -> Iterator[Entry]:
     for picture in caption_files.pictures(file):
         names = picture.names
         filename = next((names[kind] for kind in FILE_NAMES if kind in names), None)
-        if filename is None and picture.id.lower().endswith(SUFFIXES):
+        if filename is None and picture.id.lower().endswith(SOURCES):
             filename = picture.id
         split = named_split(picture.split or picture.column) or by_name
         source = None
@@ -171,7 +171,7 @@ def _guesses(file: Path, picture: CaptionEntry, filename: str | None) -> list[st
         stem = f"{int(picture.id):012d}"  # what COCO calls the same pictures since 2017
         guesses += [f"{stem}.jpg", f"train2017/{stem}.jpg", f"val2017/{stem}.jpg"]
     if filename is None:
-        guesses += [f"{picture.id}{suffix}" for suffix in SUFFIXES[:5]]
+        guesses += [f"{picture.id}{suffix}" for suffix in SOURCES[:5]]
     return guesses
 
 

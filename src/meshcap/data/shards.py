@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from meshcap.data.dataset import Source
 from meshcap.errors import MeshcapError
 from meshcap.files import open_regular, write_file
-from meshcap.vision.pictures import SUFFIXES
+from meshcap.vision.pictures import SOURCES
 
 BLOCK = 512
 PAX_DIGITS = 18
@@ -92,7 +92,7 @@ def read_shard(path: Path) -> list[ShardSample]:
                     key, dot, ending = member.name.removeprefix("./").rpartition(".")
                     if not dot or "/" in ending or key.rpartition("/")[2][:1] in ("", "."):
                         continue  # a file without a kind, or one that its name hides (._x.jpg of a Macintosh)
-                    kind = "picture" if f".{ending.lower()}" in SUFFIXES else ending.lower()
+                    kind = "picture" if f".{ending.lower()}" in SOURCES else ending.lower()
                     group = groups.setdefault(key, {})
                     if kind in group:
                         raise MeshcapError(f"{path}: {group[kind].name} and {member.name} are the same sample's")
@@ -262,7 +262,7 @@ def keys_of(ids: Iterable[str]) -> dict[str, str]:
     keys: dict[str, str] = {}
     taken: set[str] = set()
     for id in ids:
-        stem = id[: -len(ending)] if (ending := Path(id).suffix).lower() in SUFFIXES else id
+        stem = id[: -len(ending)] if (ending := Path(id).suffix).lower() in SOURCES else id
         key = re.sub(r"[^\w-]", "_", stem)
         if key in taken or not 0 < len(key) <= LONGEST_KEY:
             key = f"{key[:60]}-{hashlib.blake2b(id.encode('utf-8', 'surrogateescape'), digest_size=8).hexdigest()}"

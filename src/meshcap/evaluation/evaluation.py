@@ -30,7 +30,7 @@ from meshcap.metrics import Result, score
 from meshcap.metrics.result import DEFAULT
 from meshcap.options import BEAMS, CaptionOptions
 from meshcap.regions import Regions
-from meshcap.vision.pictures import read_picture
+from meshcap.vision.score import picture_of
 
 if TYPE_CHECKING:
     from meshcap.caption import Caption
@@ -300,7 +300,7 @@ def thumbnail_of(sample: Sample) -> Image.Image | None:
     if sample.picture is None:
         return None
     try:
-        return read_picture(sample.picture.read(), at_least=SHOWN)
+        return picture_of(sample.picture.read(), at_least=SHOWN)
     except MeshcapError:
         return None
 

@@ -18,7 +18,8 @@ from meshcap.errors import MeshcapError
 from meshcap.explain.attribution import STEPS, Attribution, Baseline, Report, attribute, rank_correlation
 from meshcap.options import CaptionOptions
 from meshcap.regions import Regions
-from meshcap.vision.pictures import Source, read_picture
+from meshcap.vision.pictures import Source
+from meshcap.vision.score import picture_of
 
 LISTED = 5  # captions of the model, where nobody says otherwise
 END = "(end)"  # as the end of a caption is shown
@@ -174,7 +175,7 @@ def _seen(
         picture = picture.read()  # is read twice
     regions = captioner.see([captioner.read(picture)])
     assert captioner.vision is not None
-    shown = read_picture(picture, at_least=SHOWN)
+    shown = picture_of(picture, at_least=SHOWN)
     width, height = shown.size
     left, top, right, bottom = captioner.vision.preprocess.window(width, height)
     return regions, shown, (left / width, top / height, right / width, bottom / height)
@@ -250,7 +251,7 @@ def _facts(captioner: Captioner, regions: Regions, shown: Image.Image | None) ->
     facts = [("model", model.name), ("weights", f"{sum(one.numel() for one in model.parameters()):,}")]
     facts.append(("vocabulary", f"{len(captioner.vocabulary):,} words"))
     if vision is not None:
-        facts.append(("looks with", f"{vision.name}, {vision.preprocess.size} pixels, {vision.preprocess.geometry}"))
+        facts.append(("looks with", f"{vision.name}, {vision.preprocess}"))
     facts.append(("regions", f"{regions.features.shape[1]} of {regions.features.shape[2]} numbers"))
     if shown is not None:
         facts.append(("picture", f"{shown.width} × {shown.height} pixels"))

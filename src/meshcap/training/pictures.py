@@ -292,6 +292,35 @@ def bytes_of_regions(vision: Vision, dtype: torch.dtype) -> int:
     return found.features.numel() * dtype.itemsize + 16 * found.features.shape[1]
 
 
+class SetViews:
+    """Sources with regions of their own number, as scores have bars: read once, kept, filled up in each batch."""
+
+    def __init__(
+        self,
+        vision: Vision,
+        samples: Sequence[Sample],
+        device: torch.device,
+        *,
+        workers: int | None = None,
+        progress: Progress = _no_progress,
+    ):
+        self.vision, self.device = vision, device
+        self.read: list[numpy.ndarray] = []
+        with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
+            for one in pool.map(lambda sample: read_sample(sample, vision.preprocess.read), samples):
+                self.read.append(numpy.asarray(one, numpy.float16))
+                progress(len(self.read), len(samples))
+
+    def __len__(self) -> int:
+        return len(self.read)
+
+    def ahead(self, pictures: Tensor) -> None:
+        pass
+
+    def view(self, pictures: Tensor, *, training: bool) -> Tensor:
+        return self.vision.stack([self.read[one] for one in pictures.tolist()]).to(self.device)
+
+
 class FeatureViews:
     """Features that somebody computed before, read from their files in every step."""
 

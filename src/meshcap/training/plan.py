@@ -10,7 +10,7 @@ from meshcap.models.packed import multiplies_bfloat16
 from meshcap.training.settings import TrainSettings
 
 FROM_SCRATCH = ("small-cnn",)  # visions that know nothing before training
-WITHOUT_WEIGHTS = ("patches",)
+WITHOUT_WEIGHTS = ("patches", "score")
 
 
 def complete(settings: TrainSettings, *, pictures: int, device: torch.device) -> TrainSettings:

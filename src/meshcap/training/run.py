@@ -39,6 +39,7 @@ from meshcap.training.pictures import (
     FeatureViews,
     Pixels,
     PixelViews,
+    SetViews,
     Views,
     bytes_of_regions,
     nearest_room,
@@ -342,6 +343,9 @@ class Run:
             return FeatureViews(self.store, [sample.id for sample in samples], device)
         vision = self.parts.vision
         assert vision is not None
+        if vision.sets:
+            progress = self.progress(f"reading the {split} scores")
+            return SetViews(vision, samples, device, workers=self.settings.data.workers, progress=progress)
         if learns or augment or compress:
             pixels = self.pixels(split, samples, vision)
             compiled = bool(self.settings.run.compile)

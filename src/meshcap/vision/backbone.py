@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -29,6 +30,11 @@ class Vision(nn.Module):
     name: ClassVar[str]
     preprocess: Preprocess
     width: int  # numbers of a region
+    sets: ClassVar[bool] = False  # whether sources have regions of their own number, as scores have bars
+
+    def stack(self, read: Sequence[np.ndarray]) -> Tensor:
+        """What `forward` takes, of what `preprocess.read` gave for several sources."""
+        return torch.from_numpy(np.stack([np.asarray(one) for one in read]))
 
     def forward(self, pixels: Tensor) -> Regions:
         """Regions with boxes of pictures (B, 3, H, W): uint8, or floats from 0 to 255."""

@@ -22,6 +22,7 @@ from PIL import Image, ImageOps
 
 from meshcap.errors import MeshcapError
 from meshcap.files import open_regular
+from meshcap.music.score import SUFFIXES as SCORES
 from meshcap.vision.picture_limits import MOST_PIXELS, check_decoding, check_file, check_size, read_ppm
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ SUFFIXES = tuple(  # in the order to try where a name has none
     ".jpg .jpeg .png .webp .avif .gif .bmp .tif .tiff .jpe .jfif .mpo .apng .dib .heic .heif .hif .jp2 .j2k "
     ".ppm .pgm .pbm .pnm .ico".split()
 )
+SOURCES = (*SUFFIXES, *SCORES)  # what captioners read
 EXPECTED = "expected JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF, HEIC, JPEG 2000, PPM or ICO"
 HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1", b"heif")
 

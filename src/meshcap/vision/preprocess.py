@@ -9,9 +9,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 from PIL import Image
 
 from meshcap.errors import MeshcapError
+from meshcap.vision.pictures import Source, read_picture
 
 if TYPE_CHECKING:
     import torch
@@ -48,6 +50,18 @@ class Preprocess:
             raise MeshcapError(f"geometry is {self.geometry!r}, expected squash or crop")
         if len(self.mean) != 3 or len(self.std) != 3 or not all(number > 0 for number in self.std):
             raise MeshcapError(f"mean {self.mean} and std {self.std}: expected three numbers each, std above 0")
+
+    def read(self, source: Source) -> np.ndarray:
+        """(3, size, size) uint8 of a source: what `Vision.stack` takes."""
+        square = self.square(read_picture(source, at_least=self.size))
+        return np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1))
+
+    def facts(self, read: np.ndarray, text: str) -> dict[str, Any] | None:
+        """What is known of a source beside its caption, where rules can tell; of a picture nothing."""
+        return None
+
+    def __str__(self) -> str:
+        return f"{self.size} pixels, {self.geometry}"
 
     def window(self, width: int, height: int) -> tuple[float, float, float, float]:
         """The part of a picture of this size that is seen: x1, y1, x2, y2 in its pixels."""

@@ -26,18 +26,19 @@ from meshcap.folders import (
 )
 from meshcap.vision.backbone import Patches, SmallCNN, Vision
 from meshcap.vision.efficientnet import VARIANTS, EfficientNetLite, load_imagenet
+from meshcap.vision.score import Score
 from meshcap.vision.vit import ViT
 from meshcap.weights import build_for, load_weights, save_weights, stored
 
-VISIONS: dict[str, type[Vision]] = {kind.name: kind for kind in (EfficientNetLite, Patches, SmallCNN, ViT)}
+VISIONS: dict[str, type[Vision]] = {kind.name: kind for kind in (EfficientNetLite, Patches, Score, SmallCNN, ViT)}
 
 
 def create_vision(spec: str, *, size: int | None = None, geometry: str | None = None, **settings: Any) -> Vision:
     """A new backbone: `create_vision("efficientnet-lite2", size=256)`.
 
     Args:
-        spec: "efficientnet-lite0" to "-lite4" (trained on ImageNet), "small-cnn" (random), "patches" (no weights), or
-            "hf:" and a name on the Hugging Face hub or a folder.
+        spec: "efficientnet-lite0" to "-lite4" (trained on ImageNet), "small-cnn" (random), "patches" (no weights),
+            "score" (bars of music), or "hf:" and a name on the Hugging Face hub or a folder.
         size, geometry: how pictures are shown to it; each has its own where they are left out.
         settings: others that it has.
 
@@ -59,7 +60,13 @@ def create_vision(spec: str, *, size: int | None = None, geometry: str | None = 
         _expect_settings(EfficientNetLite, spec, settings, but=("variant",))
         return load_imagenet(variant, **settings)
     if spec in (EfficientNetLite.name, ViT.name) or spec not in VISIONS:
-        choices = (*(f"efficientnet-{variant}" for variant in VARIANTS), Patches.name, SmallCNN.name, "hf:NAME")
+        choices = (
+            *(f"efficientnet-{variant}" for variant in VARIANTS),
+            Patches.name,
+            SmallCNN.name,
+            Score.name,
+            "hf:NAME",
+        )
         raise MeshcapError(f"no vision is called {spec!r}: expected one of {', '.join(choices)}")
     _expect_settings(VISIONS[spec], spec, settings)
     return VISIONS[spec](**settings)

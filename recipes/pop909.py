@@ -1,0 +1,278 @@
+"""POP909 (https://github.com/music-x-lab/POP909-Dataset, MIT) as a dataset of excerpts with captions made by rules.
+
+    python recipes/pop909.py POP909 excerpts            # songs in, shards of song.mid + captions out
+
+The songs are performances: their beats are annotated in seconds. Notes are moved onto those beats, so that an excerpt
+is an ordinary MIDI file with metre and tempo. Chords (`chord_midi.txt`) and keys (`key_audio.txt`) are annotations,
+too; key signatures and markers hold them in every other excerpt, and the rest has notes alone.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import symusic
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+from meshcap.data.dataset import hashed_place
+from meshcap.music import hearing
+from meshcap.music.captions import write_captions
+from meshcap.music.facts import Facts, facts_of
+from meshcap.music.harmony import ALL_CHORDS, Chord, Key, parse_chord
+from meshcap.music.score import Part, Score, read_score
+
+Songs = dict[str, list[tuple[Score, list[Key | None]]]]
+
+SHORTEST = 8  # bars of an excerpt
+GRID = 24  # of a quarter note, where notes are moved to
+
+
+def read_song(folder: Path) -> list[tuple[Score, list[Key | None]]]:
+    """A song on its annotated beats, and the annotated key of each bar, None where there is none.
+
+    In parts, where a bar is annotated with more or fewer beats than the others.
+    """
+    beats = np.array([[float(one) for one in line.split()] for line in _lines(folder / "beat_midi.txt")])
+    triple = np.median(np.diff(np.flatnonzero(beats[:, 1] == 1))) == 3
+    size = 3 if triple else 4
+    firsts = np.flatnonzero(beats[:, 1 if triple else 2] == 1)
+    runs, run = [], [int(firsts[0])]
+    for place in firsts[1:]:
+        if place - run[-1] != size:
+            runs.append(run)
+            run = []
+        run.append(int(place))
+    chords = [(float(a), float(b), parse_chord(c)) for a, b, c in map(str.split, _lines(folder / "chord_midi.txt"))]
+    keys = [(float(a), float(b), c) for a, b, c in map(str.split, _lines(folder / "key_audio.txt"))]
+    tracks = symusic.Score(str(folder / f"{folder.name}.mid")).to("second").tracks
+    return [_run(tracks, beats[:, 0], one, size, chords, keys) for one in [*runs, run] if len(one) > SHORTEST]
+
+
+def _run(
+    tracks: Any, times: np.ndarray, places: list[int], size: int, chords: list[Any], keys: list[Any]
+) -> tuple[Score, list[Key | None]]:
+    count, times = len(places) - 1, times[places[0] :]
+    parts = []
+    for track in tracks:
+        notes = track.notes.numpy()
+        begin, end = _place(times, notes["time"]), _place(times, notes["time"] + notes["duration"])
+        onset = np.rint(begin * GRID) / GRID
+        inside = (onset >= 0) & (onset < count * size)
+        order = np.lexsort((notes["pitch"][inside], onset[inside]))
+        arrays = onset, np.maximum(end - begin, 1 / GRID), notes["pitch"].astype(int), notes["velocity"].astype(int)
+        parts.append(Part(str(track.name), *(one[inside][order] for one in arrays), int(track.program)))
+    seconds = times[np.arange(count + 1) * size]
+    begun = tuple(_chord_at(chords, second) for second in seconds[:-1])
+    bars = np.arange(count + 1) * float(size)
+    score = Score(tuple(parts), bars, ((size, 4),) * count, 60 * size / np.diff(seconds), None, begun)
+    return score, [_key_in(keys, *span) for span in pairwise(seconds)]
+
+
+def _lines(path: Path) -> list[str]:
+    return [line for line in path.read_text().splitlines() if line.strip()]
+
+
+def _place(times: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+    """Beats of moments; before the first and after the last the beat goes on as it was."""
+    step = float(np.median(np.diff(times)))
+    steps = 8
+    before, after = times[0] - step * np.arange(steps, 0, -1), times[-1] + step * np.arange(1, steps + 1)
+    return np.interp(seconds, np.concatenate((before, times, after)), np.arange(-steps, len(times) + steps))
+
+
+def _chord_at(chords: list[Any], second: float) -> Chord | None:
+    for start, end, chord in chords:
+        if start - 0.1 <= second < end - 0.1:
+            return chord or None
+    return None
+
+
+def _key_in(keys: list[Any], start: float, end: float) -> Key | None:
+    for first, last, name in keys:
+        if first <= (start + end) / 2 < last:
+            tonic, mode = name.split(":")
+            chord = parse_chord(tonic)
+            assert chord
+            return Key(chord.root, "minor" if mode == "min" else "major")
+    return None
+
+
+def split_of(song: str) -> str:
+    place = hashed_place(f"pop909-{song}")
+    return "test" if place < 0.08 else "val" if place < 0.13 else "train"
+
+
+@dataclass(frozen=True)
+class Excerpt:
+    """A part of a song as a file has it, and what the annotations say is true of it."""
+
+    id: str
+    song: str
+    split: str
+    score: Score
+    facts: Facts
+    captions: list[str]
+
+
+def excerpts(songs: Songs, split: str, each: int, seed: int = 0) -> Iterator[Excerpt]:
+    """Excerpts of 8 to 32 bars, splits by song; those to learn from are varied, see `_varied`.
+
+    Of test and val, each comes twice: "-given" with key signature and chord symbols in the file, "-bare" without.
+    """
+    for song, runs in songs.items():
+        if split_of(song) != split:
+            continue
+        rng = random.Random(f"{song}-{seed}")
+        triple = runs and runs[0][0].metres[0][0] == 3
+        for number in range(each * (5 if triple and split == "train" else 1)):
+            drawn = _draw(runs, rng, varied=split == "train")
+            if drawn is None:
+                continue
+            score, key, chords = drawn
+            modes = [(rng.random() < 0.4, rng.random() < 0.4)] if split == "train" else [(True, True), (False, False)]
+            for key_given, chords_given in modes:
+                told = replace(score, key=key if key_given else None, chords=chords if chords_given else None)
+                read = read_score(told.to_midi())
+                if len(read) != len(score):
+                    continue  # it begins or ends with silence
+                facts = facts_of(read, key, chords)
+                ending = "" if split == "train" else "-given" if key_given else "-bare"
+                id = f"pop909-{song}-{number}{ending}"
+                yield Excerpt(id, song, split, read, facts, write_captions(facts, random.Random(id)))
+
+
+def _draw(runs: Any, rng: random.Random, *, varied: bool) -> tuple[Score, Key, tuple[Chord | None, ...]] | None:
+    for _ in range(20):
+        score, keys = rng.choices(runs, [len(run[0]) for run in runs])[0]
+        size = rng.randint(8, 32)
+        if varied and rng.random() < 0.3:  # pieces may be of any length
+            size = rng.randint(2, 7) if rng.random() < 0.5 else rng.randint(33, 100)
+        size = min(size, len(score))
+        first = rng.randint(0, len(score) - size)
+        found = set(keys[first : first + size])
+        part = score.excerpt(first, first + size)
+        if len(found) != 1 or None in found or not len(part.notes["pitch"]):
+            continue
+        key = keys[first]
+        assert key is not None
+        if varied:
+            part, key = _varied(part, key, rng)
+        return part, key, part.chords or ()
+    return None
+
+
+def _varied(score: Score, key: Key, rng: random.Random) -> tuple[Score, Key]:
+    """Changes whose effect on the facts is known: another key, tempo, order of tracks or way of writing the metre."""
+    up = rng.randint(-6, 5)
+    score, key = score.transposed(up), key.transposed(up)
+    if rng.random() < 0.6:
+        score = score.at_tempo(rng.uniform(0.6, 1.7))
+    score = score.reordered(rng.sample(range(len(score.parts)), len(score.parts)))
+    if rng.random() < 0.2:
+        score = renotated(score, rng)
+    alone = rng.random()
+    if alone < 0.08:  # without the melody, or without the rest, of which nobody hears chords
+        kept = tuple(part for part in score.parts if (part.name == "MELODY") == (alone < 0.03) and len(part))
+        if kept:
+            silent = (None,) * len(score) if alone < 0.03 else score.chords
+            score = replace(score, parts=kept, chords=silent)
+    return score, key
+
+
+def renotated(score: Score, rng: random.Random) -> Score:
+    """The same music in notes of half the value: 4/4 becomes 2/4 or 4/8, 3/4 becomes 3/8 or, two bars in one, 6/8."""
+    top, bottom = score.metres[0]
+    bars, metre, chords = score.bars / 2, (top, 2 * bottom), score.chords
+    tempos = score.tempos / 2
+    if top == 4 and rng.random() < 0.7:
+        metre = rng.choice([(2, 4), (2, 2)])
+        if metre == (2, 2):
+            return replace(score, metres=(metre,) * len(score))
+    elif top == 3 and len(score) > 2 and rng.random() < 0.7:
+        score = score.excerpt(0, len(score) // 2 * 2)
+        bars, metre, chords, tempos = score.bars[::2] / 2, (6, 8), (score.chords or ())[::2], score.tempos[::2] / 2
+    halved = tuple(replace(part, onset=part.onset / 2, duration=part.duration / 2) for part in score.parts)
+    return Score(halved, bars, (metre,) * (len(bars) - 1), tempos, None, chords)
+
+
+def learn_to_hear(songs: Songs, epochs: int = 12, hidden: int = 64) -> dict[str, Any]:
+    """The weights of `meshcap.music.hearing`, from the training songs; prints how well it hears the others."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    rows: dict[str, list[Any]] = {}
+    for song, runs in songs.items():
+        for score, keys in runs:
+            rows.setdefault(split_of(song), []).append((score, keys, hearing.chord_inputs(score)))
+
+    def chords_of(split: str) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, targets = [], []
+        for score, _, made in rows[split]:
+            there = [n for n, chord in enumerate(score.chords or ()) if chord is not None]
+            inputs.append(made[there])
+            targets += [ALL_CHORDS.index(score.chords[n]) for n in there]
+        return torch.from_numpy(np.concatenate(inputs)), torch.tensor(targets)
+
+    def fit(inputs: torch.Tensor, targets: torch.Tensor, classes: int, rate: float) -> nn.Module:
+        network = nn.Sequential(
+            nn.Linear(inputs.shape[-1], hidden), nn.ReLU(), nn.Dropout(0.1), nn.Linear(hidden, classes)
+        )
+        optimizer = torch.optim.AdamW(network.parameters(), rate, weight_decay=0.01)
+        steps = epochs * (len(inputs) // 256)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps + 1)
+        for _ in range(epochs):
+            order = torch.randperm(len(inputs))
+            for part in order.split(256)[: len(inputs) // 256]:
+                scores = network(inputs[part]).transpose(1, 2).flatten(1)
+                loss = nn.functional.cross_entropy(scores, targets[part], label_smoothing=0.02)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                schedule.step()
+        return network.eval()
+
+    def right(network: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> float:
+        with torch.no_grad():
+            return float((network(inputs).transpose(1, 2).flatten(1).argmax(1) == targets).float().mean())
+
+    chord = fit(*chords_of("train"), 5, 3e-3)
+    for split in ("train", "val", "test"):
+        print(f"chords of bars, {split}: {right(chord, *chords_of(split)):.4f}", flush=True)
+
+    def keys_of(split: str, drawn: int) -> tuple[torch.Tensor, torch.Tensor]:
+        rng = np.random.default_rng(0)
+        inputs, targets = [], []
+        for score, keys, made in rows[split]:
+            with torch.no_grad():
+                likely = chord(torch.from_numpy(made)).transpose(1, 2).flatten(1).softmax(1).numpy()
+            for _ in range(drawn):
+                size = int(rng.integers(8, 33))
+                if size > len(score):
+                    continue
+                first = int(rng.integers(0, len(score) - size + 1))
+                found = set(keys[first : first + size])
+                if len(found) == 1 and None not in found:
+                    part = score.excerpt(first, first + size)
+                    if len(part.notes["onset"]):
+                        inputs.append(hearing.key_inputs(part, likely[first : first + size]))
+                        targets.append(hearing.place_of(keys[first]))
+        return torch.from_numpy(np.stack(inputs)), torch.tensor(targets)
+
+    key = fit(*keys_of("train", 12), 2, 2e-3)
+    for split in ("train", "val", "test"):
+        print(f"keys of excerpts, {split}: {right(key, *keys_of(split, 6)):.4f}", flush=True)
+    weights = {}
+    for name, network in (("chord", chord), ("key", key)):
+        for place, to in ((0, 0), (3, 2)):
+            for kind in ("weight", "bias"):
+                weights[f"{name}.{to}.{kind}"] = getattr(network[place], kind).detach().half().numpy().copy()
+    return weights
