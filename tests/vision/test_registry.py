@@ -16,6 +16,7 @@ from meshcap.vision.efficientnet import EfficientNetLite
 SMALL: dict[str, dict[str, Any]] = {
     "efficientnet-lite": {"variant": "lite0", "stride": 16, "preprocess": {"size": 48, "geometry": "crop"}},
     "patches": {"cells": 3, "side": 5, "gain": 2.0},
+    "score": {},
     "small-cnn": {"channels": [8, 16], "preprocess": {"size": 24, "mean": [0.1, 0.2, 0.3]}},
     "vit": {
         "width": 64, "layers": 2, "heads": 2, "d_ff": 256, "patch": 8, "grid": 4, "layer_scale": True,
@@ -35,6 +36,8 @@ def vision(request: pytest.FixtureRequest) -> Vision:
 
 def pixels_for(vision: Vision) -> torch.Tensor:
     size = vision.preprocess.size
+    if vision.sets:  # bars of scores
+        return vision.stack([torch.rand(count, vision.width + 4).numpy() for count in (3, 5)])
     return torch.randint(0, 256, (2, 3, size, size), dtype=torch.uint8)
 
 
@@ -131,7 +134,7 @@ def test_weights_that_do_not_fit(saved: Path) -> None:
     [
         ("{", "is not readable JSON"),
         ("[1]", "holds a list"),
-        ("{}", "no vision is called 'None': expected one of efficientnet-lite, patches, small-cnn, vit, hf-"),
+        ("{}", "no vision is called 'None': expected one of efficientnet-lite, patches, score, small-cnn, vit, hf-"),
         ('{"vision": "os.system"}', "no vision is called 'os.system'"),
         ('{"vision": "small-cnn", "depth": 3}', "unknown setting 'depth' for"),
         ('{"vision": "small-cnn", "channels": {"a": 1}}', "channels is {'a': 1}"),
