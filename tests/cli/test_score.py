@@ -3,8 +3,11 @@
 import csv
 import gzip
 import json
+import os
+import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -202,3 +205,70 @@ def test_needs_no_torch(folder: Path) -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "[]\n")
     assert json.loads(done.stdout)["scores"]
+
+
+def test_several_systems(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(folder / "c_d.json", dict.fromkeys(REFERENCES, "zebra"))
+    words = (folder / "a.json", folder / "b.json", folder / "c_d.json", "--references", folder / "refs.json")
+    code, out, _ = call(capsys, *words, "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert list(found["systems"]) == ["a", "b", "c_d"] and list(found["differences"]) == ["b", "c_d"]
+    assert found["systems"]["b"]["scores"] == score(OTHERS, REFERENCES).scores
+    apart = [one for row in found["differences"].values() for one in row.values()]
+    assert all(one["p"] <= one["corrected"] <= 1 for one in apart)
+    assert min(one["corrected"] for one in apart) == pytest.approx(min(1, 12 * min(one["p"] for one in apart)))
+    code, out, _ = call(capsys, *words)
+    assert code == 0 and "differs from a" in out and "for 12 comparisons" in out
+
+    ours = score(CANDIDATES, REFERENCES)
+    code, out, _ = call(capsys, *words, "--table", "markdown", "--metrics", "cider")
+    lines = out.splitlines()
+    low, high = ours.intervals["CIDEr"]
+    assert lines[:2] == ["|  | CIDEr |", "|---|---:|"]
+    assert lines[2] == f"| a | {100 * ours.scores['CIDEr']:.1f} ({100 * low:.1f}–{100 * high:.1f}) |"
+    assert lines[3].startswith("| b | **")
+    assert lines[4].startswith("| c_d | 0.0\\* (0.0–0.0) |")
+    assert lines[-1].startswith("`meshcap:") and "CIDEr:D" in lines[-1]
+    code, out, _ = call(capsys, *words, "--table", "latex", "--metrics", "cider")
+    assert r"c\_d & 0.0$^{*}$ (0.0--0.0) \\" in out.splitlines() and out.startswith("% Scores")
+    code, out, _ = call(capsys, words[0], *words[3:], "--against", words[1], "--table", "markdown", "--bootstrap", 0)
+    assert code == 0 and len([line for line in out.splitlines() if line.startswith("|")]) == 4
+    mistake(call(capsys, *words, "--against", folder / "a.json"), "--against is for one file")
+    mistake(call(capsys, *words, "--out", folder / "x.csv"), "--out is for one file")
+    mistake(call(capsys, words[0], *words[0:1], *words[3:]), "was given twice")
+
+
+NEEDED = ("numpy", "typer", "rich")  # as docs/scoring.md says
+
+
+def links_to(folder: Path, names: list[str]) -> None:
+    """A folder that holds these installed packages and what they ask for, and nothing else."""
+    done: set[str] = set()
+    while names:
+        name = re.sub(r"[-_.]+", "-", names.pop()).lower()
+        if name in done:
+            continue
+        done.add(name)
+        package = metadata.distribution(name)
+        names += [re.split(r"[^\w.-]", line)[0] for line in package.requires or [] if "extra ==" not in line]
+        for top in {file.parts[0] for file in package.files or [] if file.parts[0] != ".."}:
+            if not (folder / top).exists():
+                (folder / top).symlink_to(Path(str(package.locate_file(top))).resolve())
+
+
+def test_in_an_environment_without_torch(folder: Path) -> None:
+    packages = folder / "packages"
+    packages.mkdir()
+    links_to(packages, list(NEEDED))
+    (packages / "meshcap").symlink_to(Path(cli.__file__).resolve().parents[1])
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    run = [sys.executable, "-S", "-m", "meshcap", "score", "a.json", "b.json", "--references", "refs.json", "--json"]
+    done = subprocess.run(run, capture_output=True, text=True, env=env | {"PYTHONPATH": str(packages)}, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["systems"]["a"]["scores"] == score(CANDIDATES, REFERENCES).scores
+    script = "from meshcap.metrics.coco import Cider; import meshcap.metrics.score; import torch"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", script], capture_output=True, text=True, env=env | {"PYTHONPATH": str(packages)}
+    )
+    assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'torch'"

@@ -4,7 +4,7 @@ import numpy
 import pytest
 
 from meshcap.metrics.ngrams import bleu, bleu_from_statistics, bleu_statistics
-from meshcap.metrics.result import Measure, differences, draws, intervals, resampled
+from meshcap.metrics.result import Measure, differences, draws, holm, intervals, resampled
 
 
 def mean(values: numpy.ndarray, name: str = "m") -> Measure:
@@ -113,3 +113,10 @@ def test_p_is_right_where_nothing_differs() -> None:
 def test_no_resamples() -> None:
     (found,) = differences([mean(numpy.ones(3))], [mean(numpy.zeros(3))], 0, 0)
     assert (found.value, found.interval, found.p) == (1, None, None)
+
+
+def test_holm_by_hand() -> None:
+    """The example of the correction's own table: sorted, times 4, 3, 2, 1, never falling, at most 1."""
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.5, 0.9]) == [1.0, 1.0]
+    assert holm([]) == []

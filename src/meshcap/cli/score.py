@@ -17,14 +17,17 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from meshcap.metrics import Comparison, Result
+    from meshcap.metrics import Comparison, Result, Systems
 
 COUNTED = ("vocabulary", "length")  # of what is people about habits: these are numbers, the others shares or scores
 SCORES = ("Div-1", "Div-2", "mBLEU-4", "self-CIDEr")
 
 
 def score(
-    candidates: Annotated[Path, typer.Argument(help="Captions to score: JSON, JSONL, CSV or TSV, also gzipped.")],
+    candidates: Annotated[
+        list[Path],
+        typer.Argument(help="Captions to score: JSON, JSONL, CSV or TSV, also gzipped. Several systems are compared."),
+    ],
     references: Annotated[Path, typer.Option(help="What people said: COCO or Karpathy JSON, or as CANDIDATES.")],
     against: Annotated[Path | None, typer.Option(help="Captions of another system, to compare with.")] = None,
     metrics: Annotated[
@@ -47,6 +50,9 @@ def score(
     pictures: Annotated[Path | None, typer.Option(help="The folder of the pictures, for CLIPScore.")] = None,
     bootstrap: Annotated[int, typer.Option(min=0, help="Resamples for the intervals; 0: none.")] = 1000,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of the resamples.")] = 0,
+    table: Annotated[
+        Literal["markdown", "latex"] | None, typer.Option(help="Print the table of a paper: systems, intervals, marks.")
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Write each picture's scores to this CSV file.")] = None,
     json: options.Json = False,
 ) -> None:
@@ -57,9 +63,15 @@ def score(
     from rich.console import Console
 
     from meshcap.data.caption_files import read_candidates, read_references, read_training
-    from meshcap.metrics import compare
-    from meshcap.metrics import score as score_captions
+    from meshcap.metrics import compare, compare_systems
+    from meshcap.metrics import table as tables
     from meshcap.metrics.hallucination import Synonyms, read_objects
+
+    files = [*candidates, *([against] if against and table else [])]
+    if len(candidates) > 1 and against:
+        raise MeshcapError("--against is for one file of captions: give all systems one after the other instead")
+    if len(files) > 1 and out:
+        raise MeshcapError("--out is for one file of captions, and several were given")
 
     if synonyms and not objects:
         raise MeshcapError("--synonyms is for CHAIR, which needs --objects")
@@ -69,8 +81,9 @@ def score(
         raise MeshcapError("--clip needs --pictures, the folder of the pictures")
     chosen = [name.strip() for name in metrics.split(",") if name.strip()]
     words = Synonyms.read(synonyms) if synonyms else Synonyms.ours()
-    captions = read_candidates(candidates, split=split)
-    other = read_candidates(against, split=split) if against else None
+    systems = {name: read_candidates(path, split=split) for name, path in _names(files).items()}
+    captions = next(iter(systems.values()))
+    other = read_candidates(against, split=split) if against and not table else None
     people = read_references(references, split=split, like=captions)
     with Console(stderr=True).status("reading") as status:
         settings = {
@@ -89,23 +102,56 @@ def score(
             "files": people.files,
             "report": status.update,
         }
-        if other is None:
-            comparison, result = None, score_captions(captions, people.captions, **settings)  # type: ignore[arg-type]
-        else:
-            comparison = compare(captions, other, people.captions, **settings)
-            result = comparison.first
-    warnings = [*people.warnings, *result.warnings]
-    if comparison:
-        warnings += [f"{against}: {line}" for line in comparison.second.warnings if line not in result.warnings]
+        comparison = None if other is None else compare(captions, other, people.captions, **settings)
+        found = None if comparison else compare_systems(systems, people.captions, **settings)
+    results = [comparison.first, comparison.second] if comparison else list(found.results.values()) if found else []
+    warnings = [*people.warnings, *results[0].warnings]
+    for name, result in zip([*systems, against][1:], results[1:], strict=False):
+        warnings += [f"{name}: {line}" for line in result.warnings if line not in results[0].warnings]
     for line in warnings:
         typer.echo(f"warning: {line}", err=True)
     if out:
-        _write_table(out, result, captions)
+        _write_table(out, results[0], captions)
     if json:
-        found = (comparison or result).to_dict() | {"warnings": warnings}
-        typer.echo(json_format.dumps(found, ensure_ascii=False, allow_nan=False))
-        return
-    show_result(result, comparison)
+        whole = comparison or (found if found and len(results) > 1 else results[0])
+        typer.echo(json_format.dumps(whole.to_dict() | {"warnings": warnings}, ensure_ascii=False, allow_nan=False))
+    elif table and found:
+        typer.echo(tables.table(found, table))
+    elif found and len(results) > 1:
+        _show_systems(found)
+    else:
+        show_result(results[0], comparison)
+
+
+def _names(files: list[Path]) -> dict[str, Path]:
+    """Systems by the names of their files, by their paths where two are called the same."""
+    stems = [path.name.split(".")[0] or path.name for path in files]
+    names = stems if len(set(stems)) == len(stems) else [str(path) for path in files]
+    if len(set(names)) < len(names):
+        raise MeshcapError(f"{max(names, key=names.count)} was given twice")
+    return dict(zip(names, files, strict=True))
+
+
+def _show_systems(found: Systems) -> None:
+    from rich.console import Console
+
+    from meshcap.metrics.table import marked, notes
+
+    first = next(iter(found.results.values()))
+    table = _table("Scores × 100 (CIDEr is CIDEr-D)", ("metric", *found.results))
+    for metric in first.scores:
+        cells = []
+        for name, result in found.results.items():
+            star = "*" if marked(found.differences.get(name, {}).get(metric)) else ""
+            ends = result.intervals.get(metric)
+            span = f" ({_span(ends)})" if ends else ""
+            cells.append(f"{100 * result.scores[metric]:.2f}{star}{span}")
+        table.add_row(metric, *cells)
+    console = Console()
+    console.print(table)
+    console.print(_habits(found.results))
+    for line in notes(found):
+        typer.echo(line)
 
 
 def show_result(result: Result, comparison: Comparison | None = None) -> None:
@@ -116,7 +162,7 @@ def show_result(result: Result, comparison: Comparison | None = None) -> None:
     console.print(_differences(comparison) if comparison else _scores(result))
     if result.domains:
         console.print(_domains(result))
-    console.print(_habits([result, comparison.second] if comparison else [result]))
+    console.print(_habits({"A": result, "B": comparison.second} if comparison else {"": result}))
     typer.echo(result.signature)
 
 
@@ -152,11 +198,11 @@ def _domains(result: Result) -> Table:
     return table
 
 
-def _habits(results: list[Result]) -> Table:
-    table = _table("What is said", ("", *("A", "B")[: len(results)]) if len(results) > 1 else ("", ""))
-    names = dict.fromkeys(name for result in results for name in result.diversity)
+def _habits(results: dict[str, Result]) -> Table:
+    table = _table("What is said", ("", *results))
+    names = dict.fromkeys(name for result in results.values() for name in result.diversity)
     for name in names:
-        table.add_row(name, *(_habit(name, result.diversity.get(name)) for result in results))
+        table.add_row(name, *(_habit(name, result.diversity.get(name)) for result in results.values()))
     return table
 
 

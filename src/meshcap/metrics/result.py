@@ -71,6 +71,32 @@ class Comparison:
         return self.first.to_dict() | {"against": {**kept, "differences": apart}}
 
 
+@dataclass(frozen=True)
+class Systems:
+    """Systems on the same pictures, by name; differences are of each but the first, from the first."""
+
+    results: dict[str, Result]
+    differences: dict[str, dict[str, Difference]]
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `meshcap score A B C --json` prints."""
+        return {
+            "systems": {name: result.to_dict() for name, result in self.results.items()},
+            "differences": {
+                name: {
+                    metric: {
+                        "difference": found.value,
+                        "interval": found.interval and list(found.interval),
+                        "p": found.p,
+                        "corrected": found.corrected,
+                    }
+                    for metric, found in those.items()
+                }
+                for name, those in self.differences.items()
+            },
+        }
+
+
 def summary(measures: Sequence[Measure], bootstrap: int, seed: int, pictures: Array | None = None) -> dict[str, Any]:
     """Scores and intervals, over all pictures or over these (indices)."""
     found = intervals(measures, bootstrap, seed, pictures) if bootstrap and measures else []
@@ -138,6 +164,7 @@ class Difference:
     value: float
     interval: tuple[float, float] | None
     p: float | None
+    corrected: float | None = None  # p after Holm's correction, where there are several comparisons
 
 
 def intervals(
@@ -161,6 +188,15 @@ def differences(first: Sequence[Measure], second: Sequence[Measure], resamples: 
     return [
         Difference(value, _interval(drawn), _two_sided(drawn)) for value, drawn in zip(values, apart.T, strict=True)
     ]
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """p-values corrected for their number (Holm, 1979): one below 0.05 by chance comes up in 5 % of all tables."""
+    found, largest = [0.0] * len(values), 0.0
+    for rank, place in enumerate(sorted(range(len(values)), key=values.__getitem__)):
+        largest = max(largest, min(1.0, (len(values) - rank) * values[place]))
+        found[place] = largest
+    return found
 
 
 def _mean(sums: Array, pictures: int) -> Array:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import reprlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,12 @@ from meshcap.metrics.result import (
     Measure,
     Missing,
     Result,
+    Systems,
     by_domain,
     by_picture,
     chosen_metrics,
     differences,
+    holm,
     signature,
     summary,
 )
@@ -121,23 +123,48 @@ def compare(
         options: as those of `score`.
     """
     chosen = ScoreOptions(**options)
-    results, measures = _score([first, second], references, chosen)
+    results, measures = _score([first, second], references, chosen, ["", " of the other system"])
     found = differences(measures[0], measures[1], chosen.bootstrap, chosen.seed)
     by_name = {measure.name: difference for measure, difference in zip(measures[0], found, strict=True)}
     return Comparison(results[0], results[1], by_name)
 
 
+def compare_systems(systems: Mapping[str, Mapping[Any, Any]], references: Mapping[Any, Any], **options: Any) -> Systems:
+    """Score systems by name on the same pictures, each but the first with its differences from the first.
+
+    p-values are corrected for the number of comparisons, which is that of the other systems times that of the metrics.
+
+    Args:
+        options: as those of `score`.
+    """
+    if not systems:
+        raise MeshcapError("no systems were given, expected at least one")
+    chosen = ScoreOptions(**options)
+    told = [f" of {name}" for name in systems] if len(systems) > 1 else [""]
+    results, measures = _score(list(systems.values()), references, chosen, told)
+    names = [measure.name for measure in measures[0]]
+    apart = [differences(mine, measures[0], chosen.bootstrap, chosen.seed) for mine in measures[1:]]
+    if chosen.bootstrap:
+        corrected = iter(holm([found.p or 0.0 for row in apart for found in row]))
+        apart = [[replace(found, corrected=next(corrected)) for found in row] for row in apart]
+    others = list(systems)[1:]
+    return Systems(
+        dict(zip(systems, results, strict=True)),
+        {name: dict(zip(names, row, strict=True)) for name, row in zip(others, apart, strict=True)},
+    )
+
+
 def _score(
-    given: Sequence[Given], given_references: Given, options: ScoreOptions
+    given: Sequence[Given], given_references: Given, options: ScoreOptions, told: Sequence[str] = ("",)
 ) -> tuple[list[Result], list[list[Measure]]]:
-    """The results of each system, and the measures behind them."""
+    """The results of each system, and the measures behind them. told: how an error names each."""
     if options.bootstrap < 0:
         raise MeshcapError(f"bootstrap is {options.bootstrap}, expected a number of resamples, or 0 for none")
     names = chosen_metrics(options.metrics)
     check_language(options.language)
     systems = [named(candidates, "candidates") for candidates in given]
     references = named(given_references, "references")
-    ids, warnings = pair(systems, references, subset=options.subset)
+    ids, warnings = pair(systems, references, subset=options.subset, told=told)
     texts = [references[id] for id in ids]
     sets = [[candidates[id] for id in ids] for candidates in systems]  # systems, pictures, n best
     words = _tokenized(texts, options.tokenizer)
@@ -336,13 +363,18 @@ def named(given: Mapping[object, str] | Given, what: str) -> dict[str, list[str]
 
 
 def pair(
-    systems: Sequence[dict[str, list[str]]], references: dict[str, list[str]], *, subset: bool
+    systems: Sequence[dict[str, list[str]]],
+    references: dict[str, list[str]],
+    *,
+    subset: bool,
+    told: Sequence[str] = ("",),
 ) -> tuple[list[str], list[str]]:
     """The ids to score, in the order of the references, and warnings about those left out.
 
     Args:
         systems: the candidates; more than one are compared, and then a picture needs one of each.
         subset: leave out what has no counterpart instead of refusing it.
+        told: what an error says after "candidates" of each system.
 
     Raises:
         MeshcapError: nothing in common, or a picture without its counterpart and not `subset`.
@@ -354,8 +386,7 @@ def pair(
             f"no candidate has references: candidates are named as {_first(systems[0])}, "
             f"references as {_first(references)}"
         )
-    names = ["candidates"] if len(systems) == 1 else ["candidates", "candidates of the other system"]
-    for candidates, name in zip(systems, names, strict=True):
+    for candidates, name in zip(systems, (f"candidates{of}" for of in told), strict=True):
         if extra := [id for id in candidates if id not in references]:
             warnings.append(_told(len(extra), name, "no references", extra[0], subset))
         if missed := [id for id in references if id not in candidates]:

@@ -39,16 +39,7 @@ def spice(
     Raises:
         Missing: no Java of the right age, no pycocoevalcap, no CoreNLP beside it, or the program fails.
     """
-    java, version = find_java()
-    home = _home() / "spice"
-    missing = [name for name in CORENLP if not (home / "lib" / name).is_file()]
-    if missing:
-        raise Missing(
-            f"SPICE left out: {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing, "
-            f"expected in {home / 'lib'}: get them from {CORENLP_FROM}"
-        )
-    if version > SPICE_JAVA:
-        raise Missing(f"SPICE left out: it needs Java 8 or 11, and {java} is Java {version}: put an older one first")
+    java, home = check_spice()
     items = [
         {"image_id": number, "test": " ".join(one), "refs": [" ".join(words) for words in those]}
         for number, (one, those) in enumerate(
@@ -73,6 +64,25 @@ def spice(
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise Missing(f"SPICE left out: its answer cannot be read ({type(error).__name__}: {error})") from None
     return [Measure.mean("SPICE", part) for part in each.reshape(len(systems), len(references))]
+
+
+def check_spice() -> tuple[str, Path]:
+    """Java's path and SPICE's folder, where all that it needs is there.
+
+    Raises:
+        Missing: no Java of the right age, no pycocoevalcap, or no CoreNLP beside it.
+    """
+    java, version = find_java()
+    home = _home() / "spice"
+    missing = [name for name in CORENLP if not (home / "lib" / name).is_file()]
+    if missing:
+        raise Missing(
+            f"SPICE left out: {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing, "
+            f"expected in {home / 'lib'}: get them from {CORENLP_FROM}"
+        )
+    if version > SPICE_JAVA:
+        raise Missing(f"SPICE left out: it needs Java 8 or 11, and {java} is Java {version}: put an older one first")
+    return java, home
 
 
 def find_java() -> tuple[str, int]:
