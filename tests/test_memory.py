@@ -134,3 +134,27 @@ def test_loaded_from_the_folder_when_it_is_needed(tmp_path, pixels) -> None:
     again = tiny_captioner.build()
     again.save_pretrained(tmp_path)  # another model, which has none
     assert not (tmp_path / "memory.safetensors").exists()
+
+
+def test_explained(pixels) -> None:
+    from meshcap.explain import explain
+    from meshcap.explain.page import page
+
+    captioner = build(name_similarity=0.8)
+    regions = captioner.see(pixels[:1])
+    assert explain(captioner, regions, attribution=False).remembered == ()
+    captioner.memory = Shelf(Entry(0.9, ("an okapi with Rex",), ("Rex",)))
+    found = explain(captioner, regions, attribution=True, steps=2)
+    assert found.remembered == (("an okapi with Rex", 0.9),)
+    assert any(one.word in ("okapi", "Rex") for one in found.words)
+    for one in found.words:
+        assert 0.9 < one.listened <= 1
+        assert one.recalled.shape == (1,)
+        assert one.attribution is not None
+    assert found.to_dict()["remembered"] == [{"caption": "an okapi with Rex", "similarity": 0.9}]
+    shown = page(found)
+    assert "What it remembered" in shown
+    assert "heard by" in shown
+    mine = explain(captioner, regions, caption="a red okapi", attribution=False)
+    assert [one.word for one in mine.words] == ["a", "red", "okapi", "(end)"]
+    assert mine.words[2].probability > 0

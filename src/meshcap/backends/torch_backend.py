@@ -141,7 +141,7 @@ class TorchBackend(Backend):
             model, regions, strategy, rules, n_best=n_best, attention=attention, graphs=graphs, encoded=encoded
         )
         both = join(remembered, extension)
-        return found if both is None else replace(found, extension=both, recollection=memory)
+        return found if both is None else replace(found, extension=both, speaker=model, recollection=memory)
 
     @torch.no_grad()
     def remembering(self, regions: Regions, memory: Recollection) -> tuple[Decodable, State, Extension]:

@@ -243,6 +243,7 @@ class Hypotheses:
     # On request: `words` (B, n, T, N) and whatever else the model tells about how it looked.
     attention: dict[str, Any] | None = None
     extension: Any = None  # an `Extension`: the words that ids from the vocabulary's size on stand for
+    speaker: Any = None  # of such a search, the `Decodable` that said them
     recollection: Any = None  # of a search that read a memory: `meshcap.models.recollection`
 
     @property

@@ -14,17 +14,29 @@ from PIL import Image
 from torch import Tensor
 
 from meshcap.captioner import Captioner
+from meshcap.decoding.extension import read_back
+from meshcap.decoding.records import Hypotheses
+from meshcap.decoding.search import Decodable
 from meshcap.errors import MeshcapError
 from meshcap.explain.attribution import STEPS, Attribution, Baseline, Report, attribute, rank_correlation
 from meshcap.options import CaptionOptions
 from meshcap.regions import Regions
+from meshcap.text import Vocabulary
 from meshcap.vision.pictures import Source
 from meshcap.vision.score import picture_of
 
 LISTED = 5  # captions of the model, where nobody says otherwise
 END = "(end)"  # as the end of a caption is shown
 SHOWN = 1024  # a picture is kept no smaller than this, where it is larger
-APART = {"words", "gates", "memory", "patterns", "log_prob"}  # fields of their own, or of no use to a reader
+APART = {
+    "words",
+    "gates",
+    "memory",
+    "patterns",
+    "log_prob",
+    "listened",
+    "recalled",
+}  # fields of their own, or of no use to a reader
 
 
 @dataclass(frozen=True)
@@ -39,6 +51,8 @@ class WordExplanation:
     attention: Tensor  # (N,), sums to 1
     levels: Tensor | None = None  # (L,), sums to 1: what each encoder level's gate let pass; None of one level alone
     memory: float | None = None  # 0-1: what slots answered, instead of other regions, in the regions looked at
+    listened: float | None = None  # 0-1: how far the word listened to what a store remembers
+    recalled: Tensor | None = None  # (C,): attention to each of the remembered captions
     attribution: Tensor | None = None  # (N,), in nats, below 0 where a region spoke against the word
     gradient_input: Tensor | None = None  # (N,)
     gained: float | None = None  # nats: what the whole picture did for the word
@@ -62,6 +76,7 @@ class Explanation:
     gates: Tensor | None = None  # (T, layers, L): how open each gate was
     memory: Tensor | None = None  # (layers, N): the slots' share of each region's attention in each encoder layer
     patterns: Tensor | None = None  # (layers, N, P): what each region was reminded of
+    remembered: tuple[tuple[str, float], ...] = ()  # captions that a store gave, with the similarity of their pictures
     padding: Tensor | None = None  # (T,): the part of attention that fell on zeros (`attend_padding`)
     other: dict[str, Tensor] = field(default_factory=dict)  # (T, …) by name, such as groups or memory_reads
     facts: tuple[tuple[str, str], ...] = ()
@@ -85,6 +100,7 @@ class Explanation:
             "own": self.own,
             "best": [{"caption": text, "confidence": confidence} for text, confidence in self.best],
             "words": [_word_dict(one) for one in self.words],
+            "remembered": [{"caption": text, "similarity": similarity} for text, similarity in self.remembered],
             "baseline": self.baseline,
             "window": self.window,
         }
@@ -124,26 +140,33 @@ def explain(
     options = options or CaptionOptions()
     if options.n == 1:
         options = replace(options, n=min(LISTED, options.search().width))
-    (found,) = captioner.describe(regions, options)
-    ids = _ids_of(captioner, caption) if caption is not None else captioner.vocabulary.encode(found.words)
-    if caption is not None or found.finished:
-        ids.append(captioner.model.config.eos)
+    hypotheses = captioner.search(regions, options)
+    (found,) = captioner.say(hypotheses, options)
+    extension = hypotheses.extension
+    vocabulary = captioner.vocabulary.extended(extension.words if extension else ())
+    if caption is not None:
+        ids = [*_ids_of(captioner, vocabulary, caption), captioner.model.config.eos]
+    else:
+        ids = hypotheses.ids[0, 0, : int(hypotheses.lengths[0, 0])].tolist()
     words = torch.tensor(ids, device=captioner.model.device)
-    log_probs, seen = _teacher_forced(captioner, regions, words)
+    log_probs, seen = _teacher_forced(captioner, hypotheses.speaker or captioner.model, regions, words)
     own = log_probs.gather(-1, words.cpu()[:, None])[:, 0]  # (T,)
     measured = captioner.calibration
     credit = None
     if attribution:
-        credit = attribute(captioner.model, regions, words, baseline=baseline, steps=steps, report=report)
+        # By the captioner without words for the moment, which reads such a word as another that is used alike.
+        stand_in = torch.tensor(extension.stand_in if extension else (), dtype=torch.long, device=words.device)
+        known = read_back(words, stand_in, len(captioner.vocabulary))
+        credit = attribute(captioner.model, regions, known, baseline=baseline, steps=steps, report=report)
     count = regions.features.shape[1]
     looks = seen["words"]
     config = captioner.model.config
     memory = seen["memory"][..., :count] if getattr(config, "slots", 0) and "memory" in seen else None
     gates = seen["gates"] if "gates" in seen and seen["gates"].shape[-1] > 1 else None
     return Explanation(
-        text=captioner.vocabulary.sentence(ids),
+        text=vocabulary.sentence(ids) if caption is not None else found.text,
         confidence=float(own.mean().exp()) if measured is None else measured.apply(own.tolist()),
-        words=tuple(_words(captioner, ids, log_probs, looks[:, :count], gates, memory, credit, runners_up)),
+        words=tuple(_words(captioner, vocabulary, ids, log_probs, seen, count, gates, memory, credit, runners_up)),
         own=caption is None,
         best=tuple((one.text, one.confidence) for one in (found, *found.alternatives)),
         boxes=None if regions.boxes is None else regions.boxes[0].float().cpu(),
@@ -153,6 +176,7 @@ def explain(
         gates=gates,
         memory=memory,
         patterns=seen.get("patterns"),
+        remembered=_remembered(hypotheses),
         padding=looks[:, count:].sum(-1) if looks.shape[1] > count else None,
         other={name: tensor for name, tensor in seen.items() if name not in APART},
         facts=_facts(captioner, regions, shown),
@@ -181,12 +205,18 @@ def _seen(
     return regions, shown, (left / width, top / height, right / width, bottom / height)
 
 
-def _ids_of(captioner: Captioner, caption: str) -> list[int]:
+def _remembered(hypotheses: Hypotheses) -> tuple[tuple[str, float], ...]:
+    recollection = hypotheses.recollection
+    captions = recollection.captions[0] if recollection is not None else ()
+    return tuple((one.text, one.similarity) for one in captions)
+
+
+def _ids_of(captioner: Captioner, vocabulary: Vocabulary, caption: str) -> list[int]:
     config = captioner.model.config
-    words = captioner.vocabulary.tokens(caption)
+    words = vocabulary.tokens(caption)
     if not words:
         raise MeshcapError(f"the caption {caption!r} has no words, expected a sentence to explain")
-    ids = captioner.vocabulary.ids_of(words, purpose="in the caption")
+    ids = vocabulary.ids_of(words, purpose="in the caption")
     for word, id in zip(words, ids, strict=True):
         if id in (*config.suppressed, config.unk, config.pad, config.bos, config.eos):
             raise MeshcapError(f"{word!r} in the caption is a word that this model never says")
@@ -196,11 +226,13 @@ def _ids_of(captioner: Captioner, caption: str) -> list[int]:
 
 
 @torch.no_grad()
-def _teacher_forced(captioner: Captioner, regions: Regions, ids: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+def _teacher_forced(
+    captioner: Captioner, speaker: Decodable, regions: Regions, ids: Tensor
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Log-probabilities (T, V), and how the model looked, without the axis of pictures: `gates` as (T, layers, L)."""
     model = captioner.model
     before = torch.cat((ids.new_full((1,), model.config.bos), ids[:-1]))
-    log_probs, seen = model(regions.to(model.device, model.dtype), before[None], attention=True)
+    log_probs, seen = speaker(regions.to(model.device, model.dtype), before[None], attention=True)
     axes = {"gates": 2, "memory": 1, "patterns": 1}  # where the axis of pictures is not the first
     alone = {name: tensor.float().cpu().select(axes.get(name, 0), 0) for name, tensor in seen.items()}
     if "gates" in alone:
@@ -210,15 +242,18 @@ def _teacher_forced(captioner: Captioner, regions: Regions, ids: Tensor) -> tupl
 
 def _words(
     captioner: Captioner,
+    vocabulary: Vocabulary,
     ids: Sequence[int],
     log_probs: Tensor,
-    looks: Tensor,
+    seen: dict[str, Tensor],
+    regions: int,
     gates: Tensor | None,
     memory: Tensor | None,
     credit: Attribution | None,
     runners_up: int,
 ) -> list[WordExplanation]:
-    eos, vocabulary = captioner.model.config.eos, captioner.vocabulary
+    eos = captioner.model.config.eos
+    looks = seen["words"][:, :regions]
 
     def shown(id: int) -> str:
         return END if id == eos else vocabulary.word(id)
@@ -230,6 +265,8 @@ def _words(
         if gates is not None:
             shares = gates[t] / gates[t].sum(-1, keepdim=True).clamp_min(1e-9)
             given["levels"] = shares.mean(0)
+        if "listened" in seen:
+            given |= {"listened": float(seen["listened"][t]), "recalled": seen["recalled"][t]}
         if memory is not None:
             given["memory"] = float(memory.mean(0) @ looks[t])
         if credit is not None:

@@ -25,6 +25,7 @@ from meshcap.files import write_text
 from meshcap.vision.pictures import data_url
 
 LARGE, LITTLE, SHADE = 880, 260, 96  # longer sides in pixels; shades are smooth, and a browser enlarges them well
+LISTENED = 0.1  # of what a word was made of must come from memory to be shown beside a remembered caption
 COLOURS = 4  # that the style knows: s0 … s3
 
 
@@ -45,6 +46,7 @@ def page(explanation: Explanation, name: str = "") -> str:
     sections = {
         "Word by word": _cards(explanation),
         "Captions": _captions(explanation),
+        "What it remembered": _remembered(explanation),
         "Memory": _memory(explanation),
     }
     # The hash lets this very script run and no other: not even one that came in with a caption.
@@ -192,6 +194,8 @@ def _details(explanation: Explanation, number: int, one: WordExplanation) -> str
         facts.append(("looked and counted agree", f"ρ = {one.agreement:.2f}".replace("-", "−")))
     if one.memory is not None:
         facts.append(("slots answered", percent(one.memory)))
+    if one.listened is not None:
+        facts.append(("listened to what is remembered", percent(one.listened)))
     if "gate" in explanation.other:
         facts.append(("of what it saw passed", percent(float(explanation.other["gate"][number]))))
     if explanation.padding is not None:
@@ -243,6 +247,23 @@ def _captions(explanation: Explanation) -> str:
     )
     about = "What the model itself says, as its search ranked it; bars are confidence."
     return f'<p class="note">{about}</p><ol class="rivals best">{rows}</ol>' if rows else ""
+
+
+def _remembered(explanation: Explanation) -> str:
+    """Captions of remembered pictures, each with the words that looked at it most."""
+    rows = []
+    for place, (text, similarity) in enumerate(explanation.remembered):
+        listeners = [
+            one.word
+            for one in explanation.words
+            if one.recalled is not None and (one.listened or 0) >= LISTENED and int(one.recalled.argmax()) == place
+        ]
+        heard = f" <small>heard by {escape(', '.join(listeners))}</small>" if listeners else ""
+        rows.append(
+            f"<li><span>{escape(text)}{heard}</span>{_bar(max(0.0, similarity))}<span>{percent(similarity)}</span></li>"
+        )
+    about = "Captions of the remembered pictures that are most like this one; bars are how alike."
+    return f'<p class="note">{about}</p><ol class="rivals best">{"".join(rows)}</ol>' if rows else ""
 
 
 def _memory(explanation: Explanation) -> str:
