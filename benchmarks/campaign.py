@@ -55,7 +55,8 @@ from meshcap.vision.pictures import read_picture
 
 HANG = 10.0  # seconds
 PROMISED = 600  # MB above the model for one picture
-ROUNDS = ("pictures", "folders", "archives", "schema", "slow", "load", "stops", "batch", "trainer", "disk", "ray")
+ROUNDS = ("pictures", "folders", "archives", "schema", "slow", "load", "stops", "batch", "trainer", "disk", "ray",
+          "head")  # fmt: skip
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "WANDB_MODE": "offline", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2"}
 
 
@@ -619,28 +620,12 @@ def disk(found: Round, count: int, seed: int, here: Path) -> None:
 
 def ray(found: Round, count: int, seed: int, here: Path) -> None:
     """Workers of a Ray cluster of this machine, killed while they caption."""
-    try:
-        import ray as _  # noqa: F401
-    except ImportError:
-        found.note = "ray is not installed: pip install 'meshcap[scale]'"
-        return
+    common = ray_job(found, here)
     dice = random.Random(seed)
-    photos = here / "ray"
-    photos.mkdir()
-    for number in range(200):
-        draw_scene(number, 64).image.convert("RGB").save(photos / f"{number:03}.jpg")
-    common = ["batch", "ray", "--model", str(make_model(here)), "--batch-size", "4", "--device", "cpu"]
-    found.expect(run([*common, "--out", "alone.jsonl"], here).returncode == 0, "batch failed without Ray")
-    for number in range(count):
+    for number in range(count if common else 0):
         with found.trying("ray workers killed", hang=600):
             words = [*common, "--out", f"ray{number}.jsonl", "--ray", "local", "--workers", "2", "--threads", "1"]
-            process = subprocess.Popen(
-                [sys.executable, "-m", "meshcap", *words], cwd=here, env=environment(),
-                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-            )  # fmt: skip
-            parts, until = here / f"ray{number}.jsonl.parts", time.monotonic() + 120
-            while process.poll() is None and time.monotonic() < until and not list(parts.rglob("0*.jsonl")):
-                time.sleep(0.02)  # until the first rows are there
+            process = begun(words, here, f"ray{number}.jsonl")
             time.sleep(dice.uniform(0, 0.3))
             for pid, name in descendants(process.pid):
                 if name.startswith("ray::") and "IDLE" not in name:
@@ -653,7 +638,96 @@ def ray(found: Round, count: int, seed: int, here: Path) -> None:
                 found.expect(run(words, here).returncode == 0, "the same call did not go on")
             same = (here / f"ray{number}.jsonl").read_bytes() == (here / "alone.jsonl").read_bytes()
             found.expect(same, "another table with Ray")
-    found.expect(found.kills > 0, "no worker was killed")
+    found.expect(found.kills > 0 or not common, "no worker was killed")
+
+
+def head(found: Round, count: int, seed: int, here: Path) -> None:
+    """The head of a Ray cluster, killed in the middle of a job: one line, and the same call goes on when it is back."""
+    common = ray_job(found, here)
+    dice = random.Random(seed)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    address = f"127.0.0.1:{port}"
+    for number in range(max(2, count // 4) if common else 0):
+        gone = (("gcs_server", "raylet"), ("gcs_server",), ("raylet",))[number % 3]
+        out = f"head{number}.jsonl"
+        words = [*common, "--out", out, "--ray", address, "--workers", "1", "--threads", "1"]
+        with found.trying(f"ray {' and '.join(gone)} killed", hang=900):
+            with ray_head(port, here) as cluster:
+                process = begun(words, here, out)
+                time.sleep(dice.uniform(0, 0.3))
+                for pid, name in descendants(cluster.pid):
+                    if any(one in name.split(" ")[0] for one in gone):
+                        os.kill(pid, signal.SIGKILL)
+                killed = time.monotonic()
+                errors = process.communicate()[1]
+            seconds = time.monotonic() - killed
+            rows = [path.read_text() for path in sorted((here / f"{out}.parts").rglob("0*.jsonl"))]
+            if process.returncode:  # else the job was faster
+                found.kills += 1
+                lines = [line for line in errors.splitlines() if "error" in line]
+                found.expect(len(lines) == 1 and "Traceback" not in errors, f"not one line: {errors[-300:]}")
+                found.expect(bool(rows), "nothing was kept")
+                found.expect(seconds < 60, f"{seconds:.0f} s until the job saw that the head was gone")
+                found.note = f"{found.kills} kills at work; {seconds:.0f} s until the last was seen"
+                with ray_head(port, here):
+                    again = run(words, here)
+                    found.expect(again.returncode == 0, f"the same call did not go on: {again.stderr[-200:]}")
+            same = (here / out).read_bytes() == (here / "alone.jsonl").read_bytes()
+            found.expect(same, "another table after the head was killed")
+    found.expect(found.kills > 0 or not common, "no head was killed")
+
+
+def ray_job(found: Round, here: Path) -> list[str]:
+    """The words of a job on 200 pictures, which has been done once without Ray; none where Ray is not installed."""
+    try:
+        import ray as _  # noqa: F401
+    except ImportError:
+        found.note = "ray is not installed: pip install 'meshcap[scale]'"
+        return []
+    photos = here / "ray"
+    photos.mkdir()
+    for number in range(200):
+        draw_scene(number, 64).image.convert("RGB").save(photos / f"{number:03}.jpg")
+    common = ["batch", "ray", "--model", str(make_model(here)), "--batch-size", "4", "--device", "cpu"]
+    found.expect(run([*common, "--out", "alone.jsonl"], here).returncode == 0, "batch failed without Ray")
+    return common
+
+
+def begun(words: list[str], here: Path, out: str) -> subprocess.Popen[str]:
+    """A job whose first rows are there."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "meshcap", *words], cwd=here, env=environment(),
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    until = time.monotonic() + 300
+    while process.poll() is None and time.monotonic() < until and not list((here / f"{out}.parts").rglob("0*.jsonl")):
+        time.sleep(0.02)
+    return process
+
+
+@contextlib.contextmanager
+def ray_head(port: int, here: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A cluster of this machine that lives apart from the job; all of it is killed at the end."""
+    words = ["start", "--head", "--block", "--node-ip-address", "127.0.0.1", "--port", str(port), "--num-cpus", "2",
+             "--include-dashboard", "false", "--disable-usage-stats"]  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:  # names of sockets are short
+        with open(here / "head.log", "ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "ray.scripts.scripts", *words, "--temp-dir", folder], env=environment(),
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+        try:
+            until = time.monotonic() + 180
+            while time.monotonic() < until and not any("raylet" in name for _, name in descendants(process.pid)):
+                time.sleep(0.2)
+            time.sleep(3)  # until it has told the cluster of itself
+            yield process
+        finally:
+            for pid in [*(pid for pid, _ in descendants(process.pid)), process.pid]:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            process.wait()
 
 
 def descendants(pid: int) -> list[tuple[int, str]]:
@@ -700,6 +774,7 @@ def campaign(
         "trainer": lambda one, here: trainer(one, kills, seed, here),
         "disk": lambda one, here: disk(one, kills, seed, here),
         "ray": lambda one, here: ray(one, kills, seed, here),
+        "head": lambda one, here: head(one, kills, seed, here),
     }
     settings = {"tries": tries, "seconds": seconds, "clients": clients, "kills": kills, "seed": seed}
     before = read_results(kept, settings)

@@ -138,7 +138,7 @@ def test_the_command(cluster: None, here: Path, monkeypatch: pytest.MonkeyPatch)
     assert [(row["path"], row["caption"]) for row in mine] == [(row["path"], row["caption"]) for row in theirs]
     assert [row["confidence"] for row in mine] == pytest.approx([row["confidence"] for row in theirs], abs=1e-4)
     assert (here / "here.errors.jsonl").read_bytes() == (here / "there.errors.jsonl").read_bytes()
-    jobs = [json.loads((here / f"{name}.jsonl.parts/job.json").read_text()) for name in ("here", "there")]
+    jobs = [json.loads((here / f".{name}.jsonl.job.json").read_text()) for name in ("here", "there")]
     assert jobs[0] == jobs[1]  # so one may go on with what the other began
 
 

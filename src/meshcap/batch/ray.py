@@ -3,16 +3,25 @@
 Blocks stream through the actors and back to this process, which hands them in as a local job does. Ray starts an actor
 that died again and repeats what it was doing. Pictures are read where they are captioned: every machine must see them
 under the same path.
+
+Ray ends the process that speaks to a cluster, without an exception, when the cluster's head is gone. So that is a child
+of this process (`Cluster`), and its end is one line and a job that can go on.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
+import multiprocessing
 import os
+import signal
 import socket
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import Any
 
 from meshcap.batch.inputs import Picture
@@ -24,6 +33,8 @@ from meshcap.errors import FailedError, MeshcapError
 TOGETHER = 8  # blocks that an actor takes at once: reading ahead begins anew with each
 CLIENT_PORT = 10_001  # of ray://HOST
 CONNECT_SECONDS = 10  # seconds that a cluster may take to answer
+GONE_SECONDS = 10  # seconds without a head after which it is given up
+LOOK_SECONDS = 2.0  # without rows, after which it is looked for
 QUIET = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
 
 
@@ -97,14 +108,121 @@ def connect(address: str, *, cpus: int | None = None) -> None:
         raise FailedError(f"no Ray cluster answers at {address}: {str(error).splitlines()[0]}") from error
 
 
-def _check_reachable(address: str) -> None:
+def _check_reachable(address: str, seconds: float = CONNECT_SECONDS) -> None:
     """Fail within seconds; Ray itself tries for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
-        socket.create_connection((host or port, int(port) if host else CLIENT_PORT), timeout=CONNECT_SECONDS).close()
+        socket.create_connection((host or port, int(port) if host else CLIENT_PORT), timeout=seconds).close()
     except (OSError, ValueError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise FailedError(f"no Ray cluster answers at {address}: {reason}") from error
+
+
+class Cluster:
+    """A Ray cluster, spoken to by a child process, for one job. The child ends with it, or with this process."""
+
+    def __init__(self, address: str, *, cpus: int | None = None):
+        """As `connect`, in the child, which begins at once; `wait` waits for it.
+
+        Raises:
+            MeshcapError: Ray is not installed.
+        """
+        if importlib.util.find_spec("ray") is None:
+            raise MeshcapError("--ray needs another package: pip install 'meshcap[scale]'")
+        context = multiprocessing.get_context("spawn")
+        self.address = self.head = address
+        self.rows, there = context.Pipe()
+        self.child = context.Process(target=_drive, args=(there, address, cpus), name="meshcap-ray", daemon=True)
+        self.child.start()
+        there.close()
+
+    def close(self) -> None:
+        self.rows.close()
+        self.child.terminate()  # Ray says goodbye to the cluster, and ends one of this machine alone
+        self.child.join(GONE_SECONDS)
+        if self.child.is_alive():
+            self.child.kill()
+            self.child.join()
+
+    def wait(self) -> bool:
+        """Whether the cluster has a GPU, once it has answered.
+
+        Raises:
+            MeshcapError: nobody answers.
+        """
+        self.head, gpu = self._receive()
+        return bool(gpu)
+
+    def caption(
+        self, settings: WorkerSettings, blocks: Sequence[tuple[int, Sequence[Picture]]], *, workers: int | None = None
+    ) -> Iterator[tuple[int, list[Row]]]:
+        """As `caption_blocks_with_ray`.
+
+        Raises:
+            FailedError: the cluster gave up, or is gone. What was given before is good.
+        """
+        try:
+            self.rows.send((settings, blocks, workers))
+            while (one := self._receive()) is not None:
+                yield one
+        except OSError:
+            raise self._gone() from None
+        finally:
+            self.close()
+
+    def _receive(self) -> Any:
+        missed: float | None = None  # since when the head does not answer
+        try:
+            while not self.rows.poll(LOOK_SECONDS):
+                if ":" not in self.head:
+                    continue
+                try:
+                    _check_reachable(self.head, LOOK_SECONDS)
+                    missed = None
+                except FailedError:
+                    missed = missed or time.monotonic()
+                    if time.monotonic() - missed > GONE_SECONDS:
+                        raise self._gone() from None
+            found = self.rows.recv()
+        except (EOFError, OSError):
+            raise self._gone() from None
+        if isinstance(found, MeshcapError):
+            raise found
+        return found
+
+    def _gone(self) -> FailedError:
+        return FailedError(f"the Ray cluster at {self.address} is gone: once it is back, the same call goes on")
+
+
+def _drive(there: Connection, address: str, cpus: int | None) -> None:
+    """The child of `Cluster`: the head's address and whether there is a GPU, then rows, None, or what went wrong."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)  # what Ray's libraries say at their end; exceptions go to the parent
+    try:
+        connect(address, cpus=cpus)
+        import ray
+
+        head = address if address.startswith("ray://") else ray.get_runtime_context().gcs_address
+        there.send((head, has_gpu()))
+        settings, blocks, workers = there.recv()
+
+        def watch() -> None:
+            try:
+                there.recv()
+            except (EOFError, OSError):  # the parent is gone
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        threading.Thread(target=watch, daemon=True).start()
+        for one in caption_blocks_with_ray(settings, blocks, workers=workers):
+            there.send(one)
+        there.send(None)
+    except (EOFError, BrokenPipeError):
+        return  # the parent is gone
+    except MeshcapError as error:
+        there.send(type(error)(str(error)))
+    except Exception as error:
+        there.send(FailedError(f"the Ray cluster gave up: {_reason(error)}"))
 
 
 def has_gpu() -> bool:

@@ -156,12 +156,13 @@ def batch(
             raise typer.Exit(1 if before["done"]["errors"] else 0)
 
     from meshcap.batch.local import BatchSettings, caption_in_threads
-    from meshcap.batch.ray import WorkerSettings, caption_blocks_with_ray, connect, has_gpu
+    from meshcap.batch.ray import Cluster, WorkerSettings
 
+    cluster = None
     if ray:
-        connect(ray, cpus=None if workers is None else workers * (threads or 1))
+        cluster = Cluster(ray, cpus=None if workers is None else workers * (threads or 1))
         captioner = options.load_captioner(model, "cpu", "auto", 1)  # of this process, which only checks options
-        where = "cuda" if device in ("auto", "cuda") and has_gpu() else "cpu"
+        where = "cuda" if cluster.wait() and device in ("auto", "cuda") else "cpu"
     else:
         captioner = options.load_captioner(model, device, dtype, 1)  # threads are shared out among lanes, below
         where = str(captioner.device).partition(":")[0]
@@ -186,10 +187,10 @@ def batch(
     )
 
     def caption(blocks: Sequence[tuple[int, Sequence[Picture]]]) -> Iterable[tuple[int, list[Row]]]:
-        if not ray:
+        if cluster is None:
             return caption_in_threads(captioner, blocks, settings, lanes=lanes, threads=max(1, cpus // lanes))
         worker = WorkerSettings(model, where, dtype, replace(settings, readers=readers), threads or 1, os.getcwd())
-        return caption_blocks_with_ray(worker, blocks, workers=workers)
+        return cluster.caption(worker, blocks, workers=workers)
 
     facts["batch_size"] = settings.batch_size
     errors: list[str] = []
