@@ -24,6 +24,9 @@ KEY = "0123456789abcdef0123"
 SLEEPER = """
 import sys, time
 given, out = sys.stdin.buffer, sys.stdout.buffer
+time.sleep(SLEEP)
+out.write(b"+")
+out.flush()
 while head := given.read(8):
     content = given.read(int.from_bytes(head, "big"))
     if content == b"crash":
@@ -89,10 +92,10 @@ def test_a_wrong_method_says_which_are_right(client: TestClient) -> None:
     assert answer.status_code == 405 and answer.headers["allow"] == "POST"
 
 
-def sleeping(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Decoders that never answer."""
+def sleeping(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, start: float = 0.0) -> None:
+    """Decoders that never answer, and may be slow to start."""
     script = tmp_path / "sleeper.py"
-    script.write_text(SLEEPER)
+    script.write_text(SLEEPER.replace("SLEEP", str(start)))
     started = decoders.subprocess.Popen
     monkeypatch.setattr(
         decoders.subprocess, "Popen", lambda words, **rest: started([words[0], str(script)], **rest)
@@ -116,6 +119,20 @@ def test_decoders_that_take_too_long_or_crash_are_replaced(monkeypatch: pytest.M
     assert process.poll() is not None
     with pytest.raises(RefusalError, match="stopping"):
         pool(small.picture(), 60)
+
+
+def test_the_start_of_a_decoder_is_no_part_of_a_pictures_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On a busy machine a new decoder takes seconds to start: good pictures were refused as too slow to decode."""
+    pool = Decoders(1, size=16, geometry="squash", pre_resize=0, pixels=10**6, seconds=0.3)
+    sleeping(monkeypatch, tmp_path, start=0.6)
+    with pytest.raises(RefusalError, match="cannot be decoded"):  # not: takes more than 0.3 s
+        pool(b"crash")
+    monkeypatch.setattr(decoders, "START_SECONDS", 0.1)
+    with pytest.raises(RefusalError, match="no decoder could be started") as caught:
+        pool(b"crash")
+    assert (caught.value.status, caught.value.retry_after) == (503, 5) and not pool.running and not pool.busy
 
 
 def test_decoders_see_what_the_captioner_reads(eyes: Captioner) -> None:

@@ -5,7 +5,8 @@ killed, and the next picture gets a new one. Nothing that such a process answers
 speaks JSON and pixels, no pickles.
 
     parent to child: length (8 bytes), content of a file
-    child to parent: length (8 bytes), JSON {"window": …} or {"status": …, "message": …}; then the pixels, if any
+    child to parent: READY, once it has started; then for each picture
+                     length (8 bytes), JSON {"window": …} or {"status": …, "message": …}; then the pixels, if any
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from meshcap.vision.preprocess import to_square, window
 Window = tuple[float, float, float, float]  # left, top, right, bottom as shares of the picture's size
 MEMORY = 1_000_000_000  # bytes of data in a decoder; the limits of pictures are well below, this is the last one
 LONGEST_ANSWER = 1_000_000  # bytes of JSON
+READY = b"+"
+START_SECONDS = 60.0  # for a decoder to come up, on a machine that is busy; no part of a picture's time
 STUCK = 3.0  # seconds: with all decoders busy for longer than that, others have to wait
 
 
@@ -67,7 +70,8 @@ class Decoders:
             seconds: another time limit than the usual one.
 
         Raises:
-            RefusalError: 413 too large, 422 no picture, or one that takes too long or crashes the decoder.
+            RefusalError: 413 too large, 422 no picture, or one that takes too long or crashes the decoder; 503 when no
+                decoder comes up.
         """
         decoder = self.free.get()
         self.busy[threading.get_ident()] = time.monotonic()
@@ -77,6 +81,7 @@ class Decoders:
                     raise RefusalError(503, "the server is stopping: try again in a few seconds", retry_after=5)
                 decoder = DecoderProcess(self.settings)
                 self.running.add(decoder)
+                decoder.wait()
             return decoder.decode(content, self.size, self.seconds if seconds is None else seconds)
         finally:
             if decoder is not None and not decoder.alive:
@@ -106,6 +111,19 @@ class DecoderProcess:
             env={**os.environ, **threads, "PYTHONPATH": where},
         )
         self.alive = True
+
+    def wait(self) -> None:
+        """Until it has started: a picture is not to blame for a machine that is busy."""
+        timer = threading.Timer(START_SECONDS, self.process.kill)
+        timer.daemon = True
+        timer.start()
+        try:
+            assert self.process.stdout is not None
+            if self.process.stdout.read(1) != READY:
+                self.kill()
+                raise RefusalError(503, "no decoder could be started: try again in a few seconds", retry_after=5)
+        finally:
+            timer.cancel()
 
     def decode(self, content: bytes, size: int, seconds: float) -> tuple[np.ndarray, Window]:
         late = threading.Event()
@@ -174,6 +192,8 @@ def main() -> None:
 
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     given, out = sys.stdin.buffer, sys.stdout.buffer
+    out.write(READY)
+    out.flush()
     while head := given.read(8):
         content = given.read(int.from_bytes(head, "big"))
         answer, pixels = _decoded(content, settings)

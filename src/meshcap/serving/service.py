@@ -36,7 +36,6 @@ TOGETHER = 640  # hypotheses that are decoded at once: 128 pictures with 5 beams
 MAX_MUST, MAX_MUST_NOT, MAX_ENTRY = 8, 100, 800  # entries of a request, and letters of one
 SMOOTHING = 0.1  # weight of the latest batch in the mean time of a picture
 WHOLE: Window = (0.0, 0.0, 1.0, 1.0)
-START_SECONDS = 60.0  # for the first decoder to come up
 FETCHES = 8  # at once, in threads of their own: a slow host must not keep others from being decoded
 
 
@@ -256,7 +255,7 @@ class Service:
         self.batcher.start()
         content = io.BytesIO()
         Image.new("RGB", (64, 64), "grey").save(content, "PNG")
-        pixels, _ = self.decoders(content.getvalue(), START_SECONDS)
+        pixels, _ = self.decoders(content.getvalue())
         job = PendingPicture(pixels, self.options({}))
         self.batcher.put([job])
         job.result.result()
