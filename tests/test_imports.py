@@ -50,7 +50,7 @@ CAPTIONER = BELOW | {"backends", "captioner", "data", "metrics"}
 ALLOWED |= dict.fromkeys(("explain", "export", "evaluation"), CAPTIONER)
 ALLOWED["training"] = CAPTIONER | {"evaluation"}
 LIBRARY = CAPTIONER | {"explain", "export", "evaluation", "training"}
-ALLOWED |= {"serving": CAPTIONER | {"explain"}, "batch": CAPTIONER, "cli": LIBRARY | {"serving", "batch"}}
+ALLOWED |= {"serving": CAPTIONER | {"evaluation", "explain"}, "batch": CAPTIONER, "cli": LIBRARY | {"serving", "batch"}}
 ALLOWED["__main__"] = {"cli"}
 
 class Import(NamedTuple):

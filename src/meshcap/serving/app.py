@@ -25,7 +25,7 @@ from starlette.requests import ClientDisconnect
 
 import meshcap
 from meshcap.errors import FailedError, MeshcapError
-from meshcap.serving import metrics
+from meshcap.serving import metrics, protocols
 from meshcap.serving.connections import KEEP_ALIVE, MOST_HEADER, protocol_class
 from meshcap.serving.limits import RefusalError, Reservation
 from meshcap.serving.schemas import (
@@ -60,7 +60,7 @@ PAGE = {
     "/page.js": ("page.js", "text/javascript"),
 }
 PUBLIC = (*PAGE, "/health", "/ready", "/openapi.json")  # no key needed
-COUNTED_PATHS = (*PUBLIC, "/version", "/metrics", "/v1/caption")
+COUNTED_PATHS = (*PUBLIC, "/version", "/metrics", "/v1/caption", *protocols.PATHS)
 REFUSALS = {
     400: "cannot be parsed", 401: "a key is missing", 403: "from another site", 408: "too slow to arrive",
     405: "another method", 413: "too much", 415: "another content type",
@@ -105,15 +105,14 @@ def create_app(
             allow_headers=["Authorization", "Content-Type", "X-API-Key"],
             expose_headers=["Retry-After"],
         )
-    app.add_exception_handler(MeshcapError, lambda request, error: error_response(error))
+    app.add_exception_handler(MeshcapError, lambda request, error: error_response(error, request.scope["path"]))
     app.add_exception_handler(HTTPException, _unknown)
     app.add_exception_handler(ClientDisconnect, lambda request, error: Response(status_code=499))  # nobody listens
-    app.add_exception_handler(
-        Exception, lambda request, error: error_response(FailedError("the server failed at this"))
-    )
+    failed = FailedError("the server failed at this")
+    app.add_exception_handler(Exception, lambda request, error: error_response(failed, request.scope["path"]))
 
     for path, (name, kind) in PAGE.items():
-        app.add_api_route(path, _page(name, kind), methods=["GET"], include_in_schema=False)
+        app.add_api_route(path, _page(name, kind), methods=["GET", "HEAD"], include_in_schema=False)
 
     alive_answers = {503: {"model": AliveResponse, "description": "captions no longer come: restart it"}}
 
@@ -159,6 +158,7 @@ def create_app(
             return model_response(ErrorResponse(error=errors[0], **answer), errors[0].status)
         return model_response(CaptionResponse(**answer))
 
+    protocols.add_routes(app, service)
     return app
 
 
@@ -186,21 +186,22 @@ class Middleware:
         await (self._refusal(Request(scope)) or self.app)(scope, receive, send_with_headers)
 
     def _refusal(self, request: Request) -> Response | None:
-        headers = request.headers
+        headers, path = request.headers, request.scope["path"]
         host = headers.get("host", "")
         if self.hosts and _host_name(host) not in self.hosts:
             names = ", ".join(sorted(self.hosts))
-            return error_response(RefusalError(403, f"this server is reached as {names}: see --allow-host"))
+            return error_response(RefusalError(403, f"this server is reached as {names}: see --allow-host"), path)
         site, origin = headers.get("sec-fetch-site", ""), headers.get("origin", "")
         # Browsers that send no Sec-Fetch-Site send Origin; programs send neither.
         foreign = site in ("cross-site", "same-site") if site else bool(origin) and origin.partition("://")[2] != host
         if request.method == "POST" and foreign and not {origin, "*"} & self.origins:
             # Without this, any page that a person opens could let a server on their own machine work for it. Another
             # port of the same machine is the same site, and not the same server.
-            return error_response(RefusalError(403, "requests from pages of other sites are not allowed here"))
+            return error_response(RefusalError(403, "requests from pages of other sites are not allowed here"), path)
         # The path of the scope, not of the URL, which is made of the Host header as well.
-        if self.keys and request.scope["path"] not in PUBLIC and not self._has_key(request):
-            answer = error_response(RefusalError(401, "an API key is needed: send it as 'Authorization: Bearer KEY'"))
+        if self.keys and path not in PUBLIC and not self._has_key(request):
+            needed = RefusalError(401, "an API key is needed: send it as 'Authorization: Bearer KEY'")
+            answer = error_response(needed, path)
             answer.headers["WWW-Authenticate"] = "Bearer"
             return answer
         return None
@@ -243,17 +244,21 @@ def server_info(service: Service) -> VersionResponse:
     )
 
 
-def error_response(error: MeshcapError) -> JSONResponse:
-    answer = ErrorResponse(error=error_out(error))
-    headers = {}
+def error_response(error: MeshcapError, path: str = "") -> JSONResponse:
+    """One sentence, in the shape of the interface that the path belongs to."""
+    answer = protocols.error_response(path, error)
+    if answer is None:
+        own = ErrorResponse(error=error_out(error))
+        answer = model_response(own, own.error.status)
     if isinstance(error, RefusalError) and error.retry_after is not None:
-        headers["Retry-After"] = str(error.retry_after)
-    return model_response(answer, answer.error.status, headers)
+        answer.headers["Retry-After"] = str(error.retry_after)
+    return answer
 
 
 def _unknown(request: Request, error: HTTPException) -> JSONResponse:
     message = {404: "there is nothing at this address", 405: "this address does not take that method"}
-    answer = error_response(RefusalError(error.status_code, message.get(error.status_code, str(error.detail))))
+    refusal = RefusalError(error.status_code, message.get(error.status_code, str(error.detail)))
+    answer = error_response(refusal, request.scope["path"])
     answer.headers.update(error.headers or {})  # Allow, of 405
     return answer
 

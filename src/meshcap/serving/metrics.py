@@ -76,7 +76,7 @@ class Metrics:
     def __init__(self, queued: Callable[[], float]):
         self.requests = Counter("meshcap_requests_total", "Requests answered.", ("path", "status"))
         self.pictures = Counter("meshcap_pictures_total", "Pictures, by what became of them.", ("result",))
-        self.seconds = Histogram("meshcap_caption_seconds", "Seconds from request to answer of /v1/caption.", SECONDS)
+        self.seconds = Histogram("meshcap_caption_seconds", "Seconds from request to captions.", SECONDS)
         self.batches = Histogram("meshcap_batch_pictures", "Pictures captioned together.", PICTURES)
         self.work = Histogram("meshcap_batch_seconds", "Seconds of the model for a batch.", SECONDS)
         self.queued = Gauge("meshcap_pictures_in_flight", "Pictures taken and not answered yet.", queued)

@@ -249,10 +249,35 @@ async def read_request(request: Request, limits: Limits, reservation: Reservatio
                 options = options_of(request.query_params.multi_items())
                 return [b"".join([chunk async for chunk in body])], options
     except TimeoutError:
-        raise RefusalError(408, f"the request did not arrive within {limits.seconds:g} s: send it faster") from None
+        raise _late(limits) from None
     raise RefusalError(
         415, f"the content type is {kind[:80] or 'missing'}: expected multipart/form-data, application/json or image/…"
     )
+
+
+async def read_json(request: Request, limits: Limits, reservation: Reservation) -> Any:
+    """The JSON of a request, whatever its content type says.
+
+    Raises:
+        RefusalError: 400 for what is no JSON, 408 for what does not arrive, 413 for too much of it.
+    """
+    try:
+        async with asyncio.timeout(reservation.left):
+            content = b"".join([chunk async for chunk in _body(request, limits, reservation)])
+            return await asyncio.to_thread(_parsed, content)
+    except TimeoutError:
+        raise _late(limits) from None
+
+
+def _parsed(content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError):
+        raise RefusalError(400, "the request is no JSON: expected an object") from None
+
+
+def _late(limits: Limits) -> RefusalError:
+    return RefusalError(408, f"the request did not arrive within {limits.seconds:g} s: send it faster")
 
 
 async def _body(request: Request, limits: Limits, reservation: Reservation) -> AsyncGenerator[bytes, None]:
@@ -303,7 +328,7 @@ async def _form(request: Request, body: AsyncGenerator[bytes, None], limits: Lim
         form = await parser.parse()
     except MultiPartException as error:
         if parser.files > limits.pictures:
-            raise _too_many(limits) from None
+            raise too_many(limits) from None
         raise RefusalError(400, f"the form cannot be read: {error.message}") from None
     pictures: list[Given] = []
     options = list(request.query_params.multi_items())
@@ -321,14 +346,11 @@ async def _form(request: Request, body: AsyncGenerator[bytes, None], limits: Lim
 
 
 def _json(content: bytes, query: dict[str, Any], limits: Limits) -> Read:
-    try:
-        body = json.loads(content)
-    except (ValueError, RecursionError):
-        raise RefusalError(400, "the request is no JSON: expected an object with pictures") from None
+    body = _parsed(content)
     if not isinstance(body, dict):
         raise RefusalError(422, 'the request is no object: expected {"pictures": [{"base64": …}]}')
     if isinstance(pictures := body.get("pictures"), list) and len(pictures) > limits.pictures:
-        raise _too_many(limits)
+        raise too_many(limits)
     if not isinstance(pictures, list) or not pictures:
         raise RefusalError(422, 'pictures is missing or empty: expected {"pictures": [{"base64": …}]}')
     return [_given(one) for one in pictures], query | {name: body[name] for name in body if name != "pictures"}
@@ -355,5 +377,5 @@ def options_of(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
     return options
 
 
-def _too_many(limits: Limits) -> RefusalError:
+def too_many(limits: Limits) -> RefusalError:
     return RefusalError(413, f"more than {limits.pictures} pictures in one request: send them in several")
