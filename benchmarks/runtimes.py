@@ -29,20 +29,22 @@ PROCESS = str(Path(__file__).with_name("process.py"))
 # name -> (backend, dtype, the folder it reads); a folder is written by `write_folder`
 BACKENDS = {
     "torch float32": ("torch", "float32", "model"),
+    "torch bfloat16": ("torch", "bfloat16", "model"),
     "torch int8": ("torch", "int8", "model"),
     "torch.export": ("torch-export", "float32", "torch"),
     "onnx float32": ("onnx", "float32", "onnx"),
     "onnx int8": ("onnx", "float32", "onnx-int8"),
 }
-COLUMNS = ("backend", "a picture", "cold start", "memory", "files", "same captions")
+COLUMNS = ("backend", "a picture", "waited", "cold start", "memory", "files", "same captions")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One backend. Seconds are of the CPU: what the work took, whatever else the machine was busy with."""
+    """One backend. Seconds are of the CPU (what the work took, whatever else the machine was busy with) but for one."""
 
     backend: str
     seconds: float = 0.0  # of a picture, from its file to its caption
+    waited: float = 0.0  # seconds of the clock for it
     start: float = 0.0  # of a new process, from nothing to its first caption
     memory: float = 0.0  # bytes at most
     files: int = 0  # bytes
@@ -56,6 +58,7 @@ class Row:
         return [
             self.backend,
             f"{self.seconds:.3f} s",
+            f"{self.waited:.3f} s",
             f"{self.start:.1f} s",
             f"{self.memory / 2**20:,.0f} MiB",
             f"{self.files / 1e6:.1f} MB",
@@ -100,6 +103,7 @@ def bench_runtimes(
                     Row(
                         backend=name,
                         seconds=found["cpu_seconds"],
+                        waited=found["seconds"],
                         start=found["start"],
                         memory=found["memory"],
                         files=sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()),

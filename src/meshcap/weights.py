@@ -276,18 +276,19 @@ def _packed(integers: Tensor, bits: int) -> Tensor:
     return torch.stack((a | (b << 6), (b >> 2) | (c << 4), (c >> 4) | (d << 2)), -1).flatten(1)
 
 
-def _unpacked(content: Tensor, bits: int) -> Tensor:
+def unpacked(content: Tensor, bits: int) -> Tensor:
+    """The reverse of `_packed`: uint8 (rows, n)."""
     if bits == 4:
         return torch.stack((content & 15, content >> 4), -1).flatten(1)
     x, y, z = content.unflatten(1, (-1, 3)).unbind(-1)
     return torch.stack((x & 63, (x >> 6) | ((y & 15) << 2), (y >> 4) | ((z & 3) << 4), z >> 2), -1).flatten(1)
 
 
-def _ungrouped(weights: Mapping[str, Tensor], name: str, bits: int, shape: Shape) -> Tensor:
+def ungrouped(content: Tensor, step: Tensor, low: Tensor, bits: int, shape: Shape) -> Tensor:
     """What `rounded_in_groups` was given, but for rounding, in float32."""
-    integers = _unpacked(weights[name + PACKED[bits]], bits)
+    integers = unpacked(content, bits)
     groups = integers.view(len(integers), -1, GROUP).float()
-    groups.mul_(weights[name + STEP].float()[..., None]).add_(weights[name + LOW].float()[..., None])
+    groups.mul_(step.float()[..., None]).add_(low.float()[..., None])
     return groups.flatten(1)[:, : math.prod(shape[1:])].reshape(shape)
 
 
@@ -324,7 +325,8 @@ def restore(target: Tensor, weights: Mapping[str, Tensor], name: str) -> None:
     """Write one of the `restorable` into its place."""
     for bits, suffix in PACKED.items():
         if name + suffix in weights:
-            target.copy_(_ungrouped(weights, name, bits, tuple(target.shape)))
+            content, step, low = (weights[name + one] for one in (suffix, STEP, LOW))
+            target.copy_(ungrouped(content, step, low, bits, tuple(target.shape)))
             return
     given = weights[name].to(target.device)
     if given.dtype == torch.int8:

@@ -17,7 +17,7 @@ def test_a_row_for_each_backend(tmp_path: Path, capsys: pytest.CaptureFixture[st
     exported.captioner().save_pretrained(tmp_path / "model")
     assert bench(runtimes.command, "--model", tmp_path / "model", "--repeat", 1, "--json") == 0
     rows = {row["backend"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
-    assert list(rows) == ["torch float32", "torch int8", "torch.export", "onnx float32", "onnx int8"]
+    assert list(rows) == ["torch float32", "torch bfloat16", "torch int8", "torch.export", "onnx float32", "onnx int8"]
     for name in ("torch float32", "torch.export", "onnx float32"):
         assert rows[name]["same"] == rows[name]["pictures"] == 16
     # onnxruntime is measured without torch in the process.
@@ -35,5 +35,5 @@ def test_a_missing_extra_is_a_row_that_says_so(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(runtimes, "in_a_process", measured)  # which the test above runs
     exported.captioner().save_pretrained(tmp_path / "model")
     rows = runtimes.bench_runtimes(str(tmp_path / "model"), [], beams=1, repeat=1, threads=1)
-    assert [row.missing is None for row in rows] == [True, True, False, False, False]
-    assert rows[4].cells()[:2] == ["onnx int8", 'export needs onnx: pip install "meshcap[export]"']
+    assert [row.missing is None for row in rows] == [True, True, True, False, False, False]
+    assert rows[5].cells()[:2] == ["onnx int8", 'export needs onnx: pip install "meshcap[export]"']

@@ -11,8 +11,7 @@ import tiny
 from meshcap import Captioner, MeshcapError
 from meshcap.decoding import Beam
 from meshcap.export import compare, export_captioner
-from meshcap.export.fold import folded
-from meshcap.export.graphs import parts_of
+from meshcap.export.graphs import folded, parts_of
 from meshcap.vision import create_vision
 from meshcap.vision.vit import ViT
 
@@ -172,6 +171,17 @@ def test_every_captioner(name: str, format: str, tmp_path: Path) -> None:
     for beams in (1, 5):
         found = compare(ours, one, exported.pictures(), beams=beams)
         assert found.same == found.pictures, found.differing
+
+
+@pytest.mark.slow
+def test_what_was_read_in_few_bits_is_exported_in_8_without_loss(tmp_path: Path) -> None:
+    vision = ViT(width=128, layers=2, heads=2, d_ff=128, patch=16, grid=4)
+    exported.small("m2", vision, d_model=64, d_ff=128).save_pretrained(tmp_path / "six", bits=6)
+    ours = Captioner.from_pretrained(tmp_path / "six", dtype="float32")
+    export_captioner(ours, tmp_path / "out", bits=8)
+    found = compare(ours, Captioner.from_pretrained(tmp_path / "out"), exported.pictures())
+    assert (found.same, found.pictures) == (6, 6), found.differing
+    assert found.largest < 1e-4
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ class OnnxBackend(ExportedBackend):
         options.log_severity_level = 3
         if threads is not None:
             options.intra_op_num_threads = threads
-        # Weights of 8 bits that no kernel multiplies as such (of convolutions) are widened once, here, not every time.
+        # Weights of 8 bits are made float32 once, here; else products would round what comes in to 8 bits, too.
         options.add_session_config_entry("session.disable_quant_qdq", "1")
         try:
             self.sessions = [

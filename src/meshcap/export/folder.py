@@ -17,9 +17,7 @@ from meshcap.backends.exported import FACTS, GRAPHS, Facts, Part
 from meshcap.captioner import Captioner
 from meshcap.decoding import Beam
 from meshcap.errors import MeshcapError
-from meshcap.export.fold import folded
-from meshcap.export.graphs import parts_of, trace
-from meshcap.export.int8 import narrowed
+from meshcap.export.graphs import folded, parts_of, trace
 from meshcap.export.onnx_files import need_onnx, onnx_graphs, quietly, write_onnx
 from meshcap.files import expect_free, new_folder, write_text
 from meshcap.folders import VOCABULARY
@@ -38,7 +36,7 @@ def export_captioner(
     Args:
         captioner: one by torch that was not optimized in place.
         folder: a new one, or an empty one.
-        bits: 8 keeps large matrices in 8 bits, one scale for each row (ONNX alone).
+        bits: 8 keeps large matrices in 8 bits or fewer in the file (ONNX alone): see `meshcap.export.onnx_files`.
 
     Returns:
         The files that were written.
@@ -64,8 +62,8 @@ def export_captioner(
     programs = trace(vision, model, parts)
     with new_folder(folder) as part:
         if format == "onnx":
-            for name, graph in zip(GRAPHS, onnx_graphs(*programs, parts), strict=True):
-                write_onnx(narrowed(graph) if bits == 8 else graph, part / f"{name}.onnx")
+            for name, graph in zip(GRAPHS, onnx_graphs(*programs, parts, bits=bits), strict=True):
+                write_onnx(graph, part / f"{name}.onnx")
         else:
             for name, program in zip(GRAPHS, programs, strict=True):
                 with quietly():

@@ -7,9 +7,11 @@ hypotheses take it along?) is found by watching the captioner work, not by knowi
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
@@ -18,6 +20,7 @@ from meshcap.errors import MeshcapError
 from meshcap.models import CaptionModel
 from meshcap.regions import Regions
 from meshcap.vision import Vision
+from meshcap.vision.efficientnet import Convolution, FoldedConvolution, padded
 
 State = dict[str, Tensor]
 
@@ -152,3 +155,44 @@ def trace(vision: Vision, model: CaptionModel, parts: tuple[Part, ...]) -> tuple
     except Exception as error:  # torch has many ways of saying that it cannot
         raise refused(model, f"torch cannot trace it ({first_line(error)})") from error
     return see, say
+
+
+# Normalisations as part of convolutions: the same numbers, nothing left to compute twice. `meshcap.vision.efficientnet`
+# does this for torch on a CPU, in a layout that only torch knows; here weights stay plain.
+
+
+class PlainConvolution(nn.Module):
+    """`Convolution` with the scaling of its channels done once, to its weights."""
+
+    channels_last = False
+
+    def __init__(self, given: Convolution):
+        super().__init__()
+        self.kernel, self.stride, self.groups = given.kernel, given.stride, given.groups
+        with torch.no_grad():
+            weight, bias = given.folded()
+        self.weight = nn.Parameter(weight.contiguous(), requires_grad=False)
+        self.bias = nn.Parameter(bias, requires_grad=False)
+
+    def forward(self, x: Tensor, *, relu6: bool = False) -> Tensor:
+        x, padding = padded(x, self.kernel, self.stride)
+        x = F.conv2d(x, self.weight, self.bias, self.stride, padding, groups=self.groups)
+        return F.relu6(x) if relu6 else x
+
+
+def folded(vision: Vision) -> Vision:
+    """A copy of a vision, folded where it has something to fold.
+
+    Raises:
+        MeshcapError: its weights are laid out for the CPU already.
+    """
+    if any(isinstance(module, FoldedConvolution) for module in vision.modules()):
+        raise MeshcapError("weights laid out for the CPU cannot be exported: read them with meshcap.vision.load_vision")
+    vision = copy.deepcopy(vision).float().cpu().eval().requires_grad_(False)
+    # Other runtimes have layouts of their own.
+    vision.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    for parent in list(vision.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, Convolution):
+                setattr(parent, name, PlainConvolution(child))
+    return vision
