@@ -27,7 +27,7 @@ meshcap data check "$out/packed" --leave-out "$out/without.txt" || [[ $? -eq 1 ]
 meshcap train "$out/packed" --without "$out/without.txt" --out "$out/run" --seed 1 \
     --arch m2 --set model.d_model=448 --set model.heads=7 --set model.d_ff=1536 --set model.slots=40 --set model.tied_words=true \
     --vision "hf:$clip" --size 224 --set data.size=256 --set data.min_count=5 --set data.vocabulary=9500 \
-    --batch 256 --set xe.captions=5 --xe-steps 4007 --lr 5e-4 --set xe.lr_vision=4e-5 --set xe.layer_decay=0.85 \
+    --batch-size 256 --set xe.captions=5 --xe-steps 4007 --lr 5e-4 --set xe.lr_vision=4e-5 --set xe.layer_decay=0.85 \
     --set model.dropout=0.1 --set xe.label_smoothing=0.1 --set xe.augment=0.7 --set xe.compress=0.25 \
     --set xe.region_dropout=0.21 --set xe.ema=0.999 \
     --scst-steps 8741 --set scst.batch=256 --set scst.samples=5 --set scst.max_length=18 --scst-lr 5e-5 \

@@ -28,7 +28,7 @@ PYTHON
         without=(--without "$out/without-$1.txt")
     fi
     meshcap train "$data" --from default --out "$out/$1" "${without[@]}" --seed 1 --size 288 \
-        --xe-steps "$2" --scst-steps "$3" --batch "$4" --set scst.batch="$4" --lr "$6" --set xe.lr_vision=3e-5 \
+        --xe-steps "$2" --scst-steps "$3" --batch-size "$4" --set scst.batch="$4" --lr "$6" --set xe.lr_vision=3e-5 \
         --scst-lr "$7" --set scst.lr_vision=5e-6 --set scst.augment=0.25 --set scst.ema=0.99 \
         --set xe.augment=0.5 --set xe.region_dropout=0.1 --set xe.ema=0.99 --set run.validate_every="$5" --set run.patience=0 \
         --set run.compile=false --set run.precision=bfloat16

@@ -5,6 +5,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import FrozenInstanceError, fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,8 @@ from meshcap.calibration import Calibration
 from meshcap.cli.options import flag
 from meshcap.data.scenes import draw_scene
 from meshcap.decoding import Beam, DiverseBeam, Greedy, Sampling
-from meshcap.options import DEFAULTS, HELP, NAMES, CaptionFields, OptionError
+from meshcap.options import DEFAULTS, HELP, NAMES, CaptionFields, OptionError, plan
+from meshcap.text import Vocabulary
 from serving import small
 
 Found = list[tuple[str, float]]  # captions of a picture with their confidences, best first
@@ -198,6 +200,24 @@ def test_whole_short_captions(speaker: Captioner) -> None:
             for caption in speaker.caption(scenes, max_words=most, strategy=strategy):
                 assert caption.finished and 1 <= len(caption.words) <= most
                 assert caption.words[-1] not in {"a", "on", "in", "with", "of", "the"}
+
+
+def test_plurals_go_with_what_is_avoided(speaker: Captioner) -> None:
+    words = ["<unk>", "<pad>", "<bos>", "<eos>", "a", "as", "dog", "dogs", "man", "men", "teddy", "bear", "bears", "on"]
+    vocabulary, model = Vocabulary(words), SimpleNamespace(max_length=20, unk=0, pad=1, bos=2, eos=3)
+
+    def avoided(**options: Any) -> set[str]:
+        rules = plan(CaptionOptions(**options), vocabulary, model).rules
+        phrases = [(one,) for one in rules.banned[3:]] + list(rules.banned_phrases)
+        return {" ".join(words[id] for id in ids) for ids in phrases}
+
+    assert avoided(must_not="dog") == {"dog", "dogs"}
+    assert avoided(must_not="dogs,on") == {"dogs", "on"}  # not the other way round
+    assert avoided(must_not="Man, a") == {"man", "men", "a"}  # "as" is no plural
+    assert avoided(must_not="teddy bear") == {"teddy bear", "teddy bears"}
+    assert avoided(must_not="dog", must="dogs|man") == {"dog"}
+    with pytest.raises(OptionError, match="which is in must_not, too"):
+        avoided(must_not="dog", must="dog")
 
 
 # The record itself.

@@ -60,8 +60,8 @@ def train_words(
     """The command line of a tiny run; settings go in by --set, on top of `SMALL`."""
     stages = ",".join(name for name, steps in (("xe", xe), ("scst", scst)) if steps)
     steps = [word for name, count in (("xe", xe), ("scst", scst)) if count for word in (f"--{name}-steps", count)]
-    words: list[object] = ["train", data, "--out", out, "--stages", stages, *steps, "--batch", 4, "--device", "cpu"]
-    words += ["--threads", 1, "--track", "none"]
+    words: list[object] = ["train", data, "--out", out, "--stages", stages, *steps, "--batch-size", 4]
+    words += ["--device", "cpu", "--threads", 1, "--track", "none"]
     if vision is not None:
         words += ["--vision", vision]
         if vision == "patches":

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypedDict, get
 
 from meshcap.decoding.records import Beam, ConstrainedBeam, DiverseBeam, Greedy, Rules, Sampling, Settings, Strategy
 from meshcap.errors import MeshcapError
-from meshcap.text.sentence import BAD_ENDINGS, OPEN_ENDINGS
+from meshcap.text.sentence import BAD_ENDINGS, OPEN_ENDINGS, plurals
 
 if TYPE_CHECKING:
     from meshcap.text import Vocabulary
@@ -81,7 +81,8 @@ class CaptionOptions:
             words (0: all); the likeliest words that together reach p; the same seed draws the same captions.
         must: words or phrases that must appear. Alternatives are separated by `|` ("dog|puppy"), entries by commas.
             They are split into words as captions are: capitals do not matter.
-        must_not: words or phrases that must not appear, written alike.
+        must_not: words or phrases that must not appear, written alike. The plural goes with the singular ("dog" avoids
+            "dogs" too, unless that is in `must`), not the other way round.
         max_words: most words. A caption within it is whole; None: 19, or as many as the model can say.
         min_words: fewest words.
         length_penalty: beams compare score / length ** length_penalty.
@@ -196,7 +197,6 @@ class CaptionOptions:
 
 
 NAMES = tuple(field.name for field in fields(CaptionOptions))
-INFINITE = float("inf")
 # The least and the most of each number; None is allowed where it is the default.
 WHOLE: dict[str, tuple[int, int]] = {
     "n": (1, LARGEST), "beams": (1, LARGEST), "groups": (1, LARGEST), "top_k": (0, 2**31), "seed": (0, 2**63 - 1),
@@ -216,7 +216,7 @@ HELP: dict[str, str] = {
     "top_p": "Of sample: among the likeliest words that together reach p.",
     "seed": "Of sample: the same seed draws the same captions.",
     "must": "Words or phrases that must appear; alternatives by |, as in 'dog|puppy'.",
-    "must_not": "Words or phrases that must not appear.",
+    "must_not": "Words or phrases that must not appear, nor their plurals.",
     "max_words": "Most words of a caption.",
     "min_words": "Fewest words of a caption.",
     "length_penalty": "Of beams: compare score / length ** this.",
@@ -318,8 +318,7 @@ def plan(options: CaptionOptions, vocabulary: Vocabulary, model: Settings) -> Pl
         if words > most:
             raise OptionError(f"{{{name}}} is {words}, and this model can say at most {most} words")
     longest = min(max(WORDS, options.min_words) if options.max_words is None else options.max_words, most)
-    phrases = [phrase for entry in options.must_not for phrase in entry.split("|")]
-    avoided = [tuple(ids_of_phrase(phrase, vocabulary, "to avoid")) for phrase in phrases]
+    avoided = _avoided(options, vocabulary)
     endings = BAD_ENDINGS if options.max_words is None else OPEN_ENDINGS
     rules = Rules(
         max_length=longest + 1,
@@ -353,6 +352,22 @@ def ids_of_phrase(phrase: str, vocabulary: Vocabulary, purpose: str) -> list[int
     if not words:
         raise MeshcapError(f"{phrase!r} is {purpose}, and captions hold no such word")
     return vocabulary.ids_of(words, purpose=purpose)
+
+
+def _avoided(options: CaptionOptions, vocabulary: Vocabulary) -> list[tuple[int, ...]]:
+    """The phrases of `must_not` in ids, with the plural of each unless that is required."""
+    if not options.must_not:
+        return []
+    phrases = [phrase for entry in options.must_not for phrase in entry.split("|")]
+    found = [tuple(ids_of_phrase(phrase, vocabulary, "to avoid")) for phrase in phrases]
+    required = [ids_of_phrase(one, vocabulary, "to mention") for entry in options.must for one in entry.split("|")]
+    many = plurals(vocabulary.words)
+    for ids in list(found):
+        for word in many.get(vocabulary.word(ids[-1]), []):
+            plural = (*ids[:-1], vocabulary.id(word))
+            if not any(_contains(one, plural) for one in required):
+                found.append(plural)
+    return found
 
 
 def _requirement(entry: str, avoided: list[tuple[int, ...]], most: int, vocabulary: Vocabulary) -> list[list[int]]:

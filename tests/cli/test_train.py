@@ -452,8 +452,8 @@ def test_epochs_and_batches_of_a_resumed_run(data: Path, run: Path, capsys: pyte
     """16 pictures in batches of 4, 6 steps: one and a half epochs."""
     again = ["train", str(data), "--out", str(run), "--resume", "--device", "cpu", "--threads", "1"]
     refused(capsys, run, [*again, "--xe-epochs", "3"], "xe.steps is 12 (3 epochs) and was 6")
-    refused(capsys, run, [*again, "--batch", "8"], "xe.batch is 8 and was 4")
-    assert tiny_data.call([*again, "--xe-epochs", "1.5", "--batch", "4"]) == 0
+    refused(capsys, run, [*again, "--batch-size", "8"], "xe.batch is 8 and was 4")
+    assert tiny_data.call([*again, "--xe-epochs", "1.5", "--batch-size", "4"]) == 0
 
 
 def test_a_resumed_run_may_be_tracked_elsewhere(data: Path, tmp_path: Path) -> None:

@@ -66,9 +66,9 @@ def test_alone_is_a_world_too() -> None:
 @pytest.mark.parametrize("batch", [4, 5])
 def test_cross_entropy_is_that_of_one_process(batch: int, data: Path, tmp_path: Path) -> None:
     """Also where the batch does not divide: the words of all ranks are counted together."""
-    words = tiny_data.train_words(data, tmp_path / "one", "--batch", batch, xe=6, **SAME)
+    words = tiny_data.train_words(data, tmp_path / "one", "--batch-size", batch, xe=6, **SAME)
     assert tiny_data.call(words) == 0
-    words = tiny_data.train_words(data, tmp_path / "two", "--batch", batch, xe=6, **SAME)
+    words = tiny_data.train_words(data, tmp_path / "two", "--batch-size", batch, xe=6, **SAME)
     code, _, err = finished(together(words, free_port()))
     assert code == 0, err
     one, two = (tiny_data.losses(tmp_path / name) for name in ("one", "two"))

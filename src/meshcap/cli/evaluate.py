@@ -47,7 +47,7 @@ def evaluate(
     plot: Annotated[
         Path | None, typer.Option(help="With --calibrate: draw the reliability diagram, a .svg or .png.")
     ] = None,
-    metrics: Annotated[str, typer.Option(help="As of meshcap score: bleu, ROUGE-L, CIDEr, METEOR, …")] = "",
+    metrics: Annotated[str, typer.Option(help="As of meshcap score, between commas.")] = "",
     bootstrap: Annotated[int, typer.Option(min=0, help="Resamples for the 95 % intervals; 0: none.")] = 1000,
     batch_size: Annotated[int, typer.Option(min=1, help="Pictures captioned together.")] = 64,
     device: options.Device = "auto",
@@ -73,7 +73,6 @@ def evaluate(
     from rich.progress import Progress
 
     from meshcap.calibration import CALIBRATION
-    from meshcap.captioner import Captioner
     from meshcap.cli.score import show_result
     from meshcap.evaluation.drawing import trial_drawing
     from meshcap.evaluation.evaluation import AS_PUBLISHED, named_samples, read_captions, samples_of
@@ -93,8 +92,7 @@ def evaluate(
             missing = f"{captions} has no caption of {total - len(samples):,} of {total:,} pictures: left out"
             typer.echo(f"warning: {missing}", err=True)
     else:
-        where, precision = options.apply(device, dtype, threads, None)
-        captioner = Captioner.from_pretrained(model, device=where, dtype=precision).optimize()
+        captioner = options.load_captioner(model, device, dtype, threads)
     console = Console(stderr=True)
     with Progress(console=console, disable=json or not console.is_terminal, transient=True) as progress:
         task = progress.add_task(f"captioning {split}", total=len(samples))

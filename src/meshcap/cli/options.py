@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
-from meshcap.errors import MeshcapError
 from meshcap.options import DEFAULTS, HELP, NAMES, REAL, STRATEGIES, WHOLE, CaptionOptions
 
 if TYPE_CHECKING:
@@ -42,11 +41,6 @@ Dtype = Annotated[
 Threads = Annotated[
     int | None,
     typer.Option("--threads", min=1, help="CPU threads to use.", show_default="torch's choice"),
-]
-Seed = Annotated[
-    int | None,
-    # numpy takes no larger one
-    typer.Option("--seed", min=0, max=2**32 - 1, help="Repeat the same random choices.", show_default="new each time"),
 ]
 Json = Annotated[
     bool,
@@ -130,30 +124,14 @@ def apply(
     """
     import torch
 
+    from meshcap.backends.torch_backend import device_of, dtype_of
+
     if threads is not None:
         torch.set_num_threads(threads)
     if seed is not None:
         _seed(seed)
-    where = torch.device(_choose(device))
-    if dtype == "auto":
-        fits = where.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-        return where, torch.bfloat16 if fits else torch.float32
-    return where, {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}[
-        dtype
-    ]
-
-
-def _choose(device: DeviceName) -> str:
-    import torch
-
-    cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
-    if device == "auto":
-        return "cuda" if cuda else "mps" if mps else "cpu"
-    if device == "cuda" and not cuda:
-        raise MeshcapError("cuda was asked for, and torch sees no CUDA device: use --device cpu")
-    if device == "mps" and not mps:
-        raise MeshcapError("mps was asked for, and torch sees no Apple GPU: use --device cpu")
-    return device
+    where = device_of(device)
+    return where, dtype_of(dtype, where)
 
 
 def _seed(seed: int) -> None:

@@ -15,8 +15,8 @@ from meshcap.cli import options
 NAMES = {
     "data": "data.path", "pictures": "data.pictures", "features": "data.features", "without": "data.without",
     "start": "model.start", "arch": "model.arch", "vision": "model.vision", "size": "model.size",
-    "batch": "xe.batch", "xe_epochs": "xe.epochs", "xe_steps": "xe.steps", "lr": "xe.lr", "lr_vision": "xe.lr_vision",
-    "scst_epochs": "scst.epochs", "scst_steps": "scst.steps", "scst_lr": "scst.lr",
+    "batch_size": "xe.batch", "xe_epochs": "xe.epochs", "xe_steps": "xe.steps", "lr": "xe.lr",
+    "lr_vision": "xe.lr_vision", "scst_epochs": "scst.epochs", "scst_steps": "scst.steps", "scst_lr": "scst.lr",
     "out": "run.out", "stages": "run.stages", "track": "run.track", "threads": "run.threads", "seed": "run.seed",
 }  # fmt: skip
 
@@ -40,7 +40,7 @@ def train(
     ] = None,
     size: Annotated[int | None, typer.Option(help="Pixels along a side.", show_default="the vision's")] = None,
     stages: Annotated[str, typer.Option(help="xe, scst, or both.")] = "xe,scst",
-    batch: Annotated[int | None, typer.Option(help="Pictures of a step.", show_default="by size")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Pictures of a step.", show_default="by size")] = None,
     xe_epochs: Annotated[float | None, typer.Option(help="Of cross-entropy.", show_default="by size")] = None,
     xe_steps: Annotated[int | None, typer.Option(help="Instead of epochs.", show_default="by size")] = None,
     lr: Annotated[float | None, typer.Option(help="Highest learning rate.", show_default="by size")] = None,

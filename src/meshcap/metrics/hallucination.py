@@ -16,6 +16,7 @@ import numpy
 from meshcap.errors import MeshcapError
 from meshcap.files import read_json, read_text
 from meshcap.metrics.result import Array, Measure
+from meshcap.text.sentence import singular
 
 Tokens = Sequence[str]
 
@@ -86,19 +87,6 @@ class Synonyms:
         """The object that an annotation's name means, or None."""
         words = name.lower().split()
         return self.phrases.get(tuple(words)) or self.phrases.get((*words[:-1], singular(words[-1]) if words else ""))
-
-
-def singular(word: str) -> str:
-    """The singular of an English noun, as far as objects need it."""
-    if word in IRREGULAR:
-        return IRREGULAR[word]
-    if word.endswith("ies") and len(word) > 4:
-        return word[:-3] + "y"
-    if word.endswith(("sses", "shes", "ches", "xes")):
-        return word[:-2]
-    if word.endswith("s") and not word.endswith(("ss", "us", "is")):
-        return word[:-1]
-    return word
 
 
 @dataclass(frozen=True)
@@ -289,14 +277,6 @@ NO_OBJECTS = """
     snow man, snowman, bat man, batman, couple of, family of, crowd of, jet ski, jet engine, ball game, ball field,
     ball park
 """
-
-IRREGULAR = {
-    "men": "man", "women": "woman", "children": "child", "people": "person", "geese": "goose", "mice": "mouse",
-    "knives": "knife", "calves": "calf", "oxen": "ox", "babies": "baby", "policemen": "policeman",
-    "policewomen": "policewoman", "firemen": "fireman", "fishermen": "fisherman", "businessmen": "businessman",
-    "gentlemen": "gentleman", "buses": "bus", "busses": "bus", "couches": "couch", "benches": "bench",
-    "skis": "skis", "scissors": "scissors", "shears": "shears", "loaves": "loaf", "shelves": "shelf",
-}  # fmt: skip
 
 # Words that are as often no object: "an orange cat", "a remote beach", "a ski slope". They count where no noun can
 # follow: at the end, or before one of these.

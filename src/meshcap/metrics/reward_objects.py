@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from meshcap.errors import MeshcapError
-from meshcap.metrics.hallucination import DOUBTFUL, Synonyms, read_objects, singular
+from meshcap.metrics.hallucination import DOUBTFUL, Synonyms, read_objects
+from meshcap.text.sentence import singular
 
 
 class ObjectReward:

@@ -134,3 +134,35 @@ def _capital(word: str) -> str:
     at = next(place for place, letter in enumerate(word) if letter.isalnum())
     # title() rather than upper(): "ß" and the like become one capital, not two.
     return word[:at] + word[at].title() + word[at + 1 :]
+
+
+IRREGULAR = {  # plurals, and words that are none although they end like one
+    "men": "man", "women": "woman", "children": "child", "people": "person", "geese": "goose", "mice": "mouse",
+    "knives": "knife", "calves": "calf", "oxen": "ox", "babies": "baby", "policemen": "policeman",
+    "policewomen": "policewoman", "firemen": "fireman", "fishermen": "fisherman", "businessmen": "businessman",
+    "gentlemen": "gentleman", "buses": "bus", "busses": "bus", "couches": "couch", "benches": "bench",
+    "skis": "skis", "scissors": "scissors", "shears": "shears", "loaves": "loaf", "shelves": "shelf",
+}  # fmt: skip
+
+
+def singular(word: str) -> str:
+    """The singular of an English noun, as far as captions need it."""
+    if word in IRREGULAR:
+        return IRREGULAR[word]
+    if word.endswith("ies") and len(word) > 4:
+        return word[:-3] + "y"
+    if word.endswith(("sses", "shes", "ches", "xes")):
+        return word[:-2]
+    if word.endswith("s") and not word.endswith(("ss", "us", "is")):
+        return word[:-1]
+    return word
+
+
+def plurals(words: Iterable[str]) -> dict[str, list[str]]:
+    """Nouns and those of `words` that are their plurals; nothing of words as short as "a" and "it"."""
+    found: dict[str, list[str]] = {}
+    for word in words:
+        one = singular(word)
+        if one != word and len(one) > 2 and word not in BAD_ENDINGS:
+            found.setdefault(one, []).append(word)
+    return found
