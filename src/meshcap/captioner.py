@@ -246,12 +246,15 @@ class Captioner:
         return recollect(found, self.vocabulary, config)
 
     def embed(self, regions: Regions) -> torch.Tensor:
-        """Each picture's vector (B, D), of length 1: the mean of its regions."""
-        features = regions.features.float()
-        if regions.mask is not None:
-            features = features * regions.mask[..., None]
-        mean = features.sum(1)
-        return mean / mean.norm(dim=-1, keepdim=True).clamp_min(1e-9)
+        """Each picture's vector (B, D), of length 1, by which a memory compares pictures.
+
+        Raises:
+            MeshcapError: an exported model, or regions that do not fit it.
+        """
+        backend = self._torch("does not compare pictures")
+        backend.check(regions)
+        vectors: torch.Tensor = backend.embed(regions)
+        return vectors
 
     def say(
         self, found: Hypotheses, options: CaptionOptions | None = None, **fields: Unpack[CaptionFields]

@@ -6,7 +6,15 @@ import torch
 import tiny
 from meshcap.decoding import Beam, Extended, Extension, Greedy, Rules, Sampling, Shares, decode
 from meshcap.errors import MeshcapError
-from meshcap.models.memory_level import Listening, Memories, MemoryConfig, MemoryLevel, Remembering, pack_memories
+from meshcap.models.memory_level import (
+    Listening,
+    Memories,
+    MemoryConfig,
+    MemoryLevel,
+    Remembering,
+    pack_memories,
+    picture_vectors,
+)
 
 PICTURES = tiny.pictures(3, 6, 2)
 RULES = Rules(max_length=7)
@@ -170,3 +178,15 @@ def test_saved_in_8_bits(tmp_path) -> None:
     (tmp_path / "memory.json").write_text("{}")
     with pytest.raises(MeshcapError, match="does not say the sizes of a memory"):
         MemoryLevel.load(tmp_path / "memory.safetensors")
+
+
+def test_vectors_of_pictures() -> None:
+    """The mean of regions of length 1, less the middle: by hand, and padding is no region."""
+    regions = tiny.pictures(3, 6)
+    middle = torch.linspace(-0.1, 0.1, tiny.WIDTH)
+    found = picture_vectors(regions, middle)
+    for picture in range(2):
+        one = tiny.one(regions, picture).features[0]
+        mean = (one / one.norm(dim=-1, keepdim=True)).mean(0) - middle
+        torch.testing.assert_close(found[picture], mean / mean.norm())
+    torch.testing.assert_close(picture_vectors(tiny.one(regions, 0))[0], picture_vectors(regions)[0])

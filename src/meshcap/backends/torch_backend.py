@@ -29,7 +29,7 @@ from meshcap.decoding.search import Decodable, Graphs, State, decode
 from meshcap.errors import MeshcapError
 from meshcap.folders import MEMORY, MEMORY_CONFIG, find_file, find_optional
 from meshcap.models import M2, CaptionModel, ModelConfig, load_model
-from meshcap.models.memory_level import MemoryLevel, Remembering
+from meshcap.models.memory_level import MemoryLevel, Remembering, picture_vectors
 from meshcap.models.packed import can_pack, multiplies_bfloat16, pack
 from meshcap.models.recollection import Recollection, stand_ins
 from meshcap.regions import Regions
@@ -165,9 +165,19 @@ class TorchBackend(Backend):
         shares = Shares(tuple(named), tuple(kin[word - first] for word in named), share.to(regions.features.device))
         return Extended(found, Extension((), (), shares)), encoded, words
 
+    @torch.no_grad()
+    def embed(self, regions: Regions) -> torch.Tensor:
+        """(B, D) of length 1, by which a memory compares pictures: centred, where the model has what reads a memory."""
+        return picture_vectors(regions, self.memory_level().middle if self.has_memory_level() else None)
+
+    def has_memory_level(self) -> bool:
+        if self.level is None and self.source is not None:
+            return find_optional(self.source[0], MEMORY, **self.source[1]) is not None
+        return self.level is not None
+
     def save_memory_level(self, folder: Path) -> None:
         """Write what reads a memory into a model folder; where there is none, that of another model is removed."""
-        if self.level is not None or (self.source and find_optional(self.source[0], MEMORY, **self.source[1])):
+        if self.has_memory_level():
             self.memory_level().float().save(folder / MEMORY)
             return
         for name in (MEMORY, MEMORY_CONFIG):
