@@ -1,6 +1,9 @@
 """POP909 (https://github.com/music-x-lab/POP909-Dataset, MIT) as a dataset of excerpts with captions made by rules.
 
-    python recipes/pop909.py POP909 excerpts            # songs in, shards of song.mid + captions out
+    python recipes/pop909.py make POP909 --out excerpts       # songs in, shards of song.mid + captions out
+    meshcap train excerpts --vision score --out run --set data.max_length=46 --set scst.facts=true
+    meshcap evaluate run excerpts --split test --out scores
+    python recipes/pop909.py check excerpts scores/captions-test.json
 
 The songs are performances: their beats are annotated in seconds. Notes are moved onto those beats, so that an excerpt
 is an ordinary MIDI file with metre and tempo. Chords (`chord_midi.txt`) and keys (`key_audio.txt`) are annotations,
@@ -9,25 +12,33 @@ too; key signatures and markers hold them in every other excerpt, and the rest h
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import symusic
+import typer
+from safetensors.numpy import save_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
+from meshcap.data import read_dataset
 from meshcap.data.dataset import hashed_place
+from meshcap.data.pack import write_dataset
+from meshcap.data.shards import Packed
+from meshcap.errors import MeshcapError
 from meshcap.music import hearing
-from meshcap.music.captions import write_captions
+from meshcap.music.captions import read_caption, write_captions
 from meshcap.music.facts import Facts, facts_of
-from meshcap.music.harmony import ALL_CHORDS, Chord, Key, parse_chord
-from meshcap.music.score import Part, Score, read_score
+from meshcap.music.harmony import ALL_CHORDS, Chord, Key, estimate_chords, estimate_key, parse_chord
+from meshcap.music.score import BASS, Part, Score, read_score
 
 Songs = dict[str, list[tuple[Score, list[Key | None]]]]
 
@@ -276,3 +287,101 @@ def learn_to_hear(songs: Songs, epochs: int = 12, hidden: int = 64) -> dict[str,
             for kind in ("weight", "bias"):
                 weights[f"{name}.{to}.{kind}"] = getattr(network[place], kind).detach().half().numpy().copy()
     return weights
+
+
+# What is called
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
+Folder = Annotated[Path, typer.Argument(help="The folder POP909 of the dataset's repository.")]
+
+
+def read_songs(folder: Path) -> Songs:
+    found = {one.name: read_song(one) for one in sorted(folder.iterdir()) if (one / "beat_midi.txt").is_file()}
+    if not found:
+        raise MeshcapError(f"{folder} holds no songs: expected 001/beat_midi.txt and so on")
+    return found
+
+
+@app.command()
+def make(folder: Folder, out: Annotated[Path, typer.Option()], each: int = 18) -> None:
+    """Excerpts as tar shards of MIDI files, five captions each and their facts: what `meshcap train` reads."""
+    songs = read_songs(folder)
+
+    def begin(split: str, start: int) -> Iterator[Packed]:
+        for number, one in enumerate(excerpts(songs, split, each if split == "train" else 8 if split == "test" else 4)):
+            if number >= start:
+                record = {"id": one.id, "filename": f"{one.id}.mid", "captions": one.captions, "split": split}
+                yield Packed(number, one.id, "mid", one.score.to_midi(), {**record, "facts": one.facts.to_dict()})
+
+    splits = {split: partial(begin, split) for split in ("test", "val", "train")}
+    write_dataset(out, {"pop909": {"each": each}}, splits, shard_mb=20)  # type: ignore[arg-type]
+
+
+@app.command()
+def hear(folder: Folder, out: Annotated[Path, typer.Option()] = hearing.WEIGHTS) -> None:
+    """Learn to hear keys and chords."""
+    save_file(learn_to_hear(read_songs(folder)), out)
+
+
+@app.command()
+def check(
+    data: Annotated[Path, typer.Argument(help="What `make` wrote.")],
+    captions: Annotated[Path, typer.Argument(help="The captions-test.json that `meshcap evaluate` wrote.")],
+) -> None:
+    """How many statements of each kind are true, beside the baselines; of files with annotations and without."""
+    said = {str(one["image_id"]): one["caption"] for one in json.loads(captions.read_text())}
+    samples = [sample for sample in read_dataset(data).split("test") if sample.id in said]
+    for mode in ("bare", "given"):
+        counts: dict[str, list[int]] = {}
+        baselines: dict[str, list[float]] = {}
+        unread = 0
+        for sample in samples:
+            if not sample.id.endswith(mode):
+                continue
+            facts = Facts.from_dict((sample.more or {})["facts"])
+            statements, left = read_caption(said[sample.id])
+            unread += len(left)
+            for one in statements:
+                for kind in (one.kind, "all"):
+                    found = counts.setdefault(kind, [0, 0])
+                    found[0] += one.holds(facts)
+                    found[1] += 1
+            assert sample.picture is not None
+            for kind, right in simple_answers(read_score(sample.picture.read()).bare(), facts).items():
+                baselines.setdefault(kind, []).append(right)
+        print(f"{mode}: {len(said)} captions, {unread} words of no statement")
+        for kind, (true, total) in sorted(counts.items()):
+            simple = f"   {np.mean(baselines[kind]):.3f}" if kind in baselines else ""
+            print(f"  {kind:12} {true / total:.3f} of {total:5}{simple}")
+
+
+def simple_answers(score: Score, facts: Facts) -> dict[str, float]:
+    """What textbook ways get right of a piece: Krumhansl and Schmuckler's keys, template chords; and always saying what
+    is most common among the training songs.
+    """
+    key = estimate_key(hearing.chroma(score).sum(0))
+    chords = estimate_chords(hearing.chroma(score, 0.5), hearing.chroma(score, 0.5, BASS))
+    found = facts_of(score, key, chords)
+    usual = {
+        "tempo": "slow", "metre": (4, 4), "cadence": "away", "direction": "level", "range": "wide",
+        "density": "even", "climax": "beginning", "loop": None, "texture": "accompaniment",
+    }  # fmt: skip
+    true = {
+        "tempo": facts.tempo, "metre": facts.metre, "cadence": facts.cadence, "direction": facts.direction,
+        "range": facts.range_word, "density": facts.density_word, "climax": facts.climax_place, "loop": facts.loop,
+        "texture": facts.texture,
+    }  # fmt: skip
+    answers = {name: float(usual[name] == true[name]) for name in usual}
+    four = facts.chords[:4]
+    return answers | {
+        "key": float(found.key == facts.key),
+        "progression": float(found.chords[:4] == four),
+        "degrees": float(found.chords[:4] == four and found.key == facts.key),
+        "opening": float(found.chords[0] == facts.chords[0]),
+        "closing": float(found.chords[-1] == facts.chords[-1]),
+        "cadence by templates": float(found.cadence == facts.cadence),
+    }
+
+
+if __name__ == "__main__":
+    app()

@@ -39,7 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     "music": {"errors", "files"},
     "vision": BASE | {"regions", "weights", "music"},
     "data": BASE | {"regions", "text", "vision", "music"},
-    "metrics": {"errors", "files", "kernels", "text"},
+    "metrics": {"errors", "files", "kernels", "text", "music"},
     "calibration": BASE,
 }
 RECORDS = {"options", "caption", "calibration", "machine"}

@@ -80,7 +80,8 @@ def train(
 
     xe. label_smoothing
 
-    scst. samples, max_length, search, temperature, top_k, xe_weight, objects, object_penalty, object_bonus
+    scst. samples, max_length, search, temperature, top_k, xe_weight, objects, object_penalty, object_bonus,
+    facts, fact_penalty, fact_bonus
 
     run. out, stages, seed, precision, compile, threads, accumulate, validate_every, val_beams, checkpoint_every,
     patience, keep, track

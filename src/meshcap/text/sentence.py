@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 
@@ -28,6 +29,8 @@ CASED = {
     """.split()
 }
 NAMES = {("new", "york"), ("new", "england"), ("new", "mexico"), ("big", "ben")}  # the first word has a capital here
+# Keys and chords are one word each: "C-sharp-minor".
+HARMONY = re.compile(r"[a-g](-sharp|-flat)?-(major|minor|diminished|augmented|suspended)")
 ONE_WORD = {("can", "not"), ("gon", "na"), ("wan", "na"), ("got", "ta"), ("gim", "me"), ("lem", "me")}
 
 
@@ -102,7 +105,7 @@ def join_words(words: Iterable[str], tokenizer: str = "ptb") -> str:
             if word == low:  # a word that came with capitals keeps its own
                 word = CASED.get(low, word)
                 follows = words[place + 1].lower() if place + 1 < len(words) else ""
-                word = _capital(word) if (low, follows) in NAMES else word
+                word = _capital(word) if (low, follows) in NAMES or HARMONY.fullmatch(low) else word
         if capital and any(map(str.isalnum, word)):
             capital = False
             word = _capital(word) if word == word.lower() else word  # "iPhone" needs no other

@@ -24,6 +24,7 @@ from meshcap.evaluation.page import ReportContent, write_report
 from meshcap.folders import CONFIG, VOCABULARY, WEIGHTS, find_file, read_config
 from meshcap.machine import machine, peak_memory
 from meshcap.metrics.reward import CiderReward
+from meshcap.metrics.reward_facts import FactReward
 from meshcap.metrics.reward_objects import ObjectReward
 from meshcap.text import Vocabulary
 from meshcap.training.augment import may_be_mirrored
@@ -295,8 +296,23 @@ class Run:
             seed=run.seed,
             accumulate=run.accumulate,
             compiled=bool(run.compile),
-            objects=self.object_reward(position),
+            objects=self.fact_reward(position) if self.settings.scst.facts else self.object_reward(position),
         )
+
+    def fact_reward(self, position: Position) -> FactReward:
+        """What true statements about music are worth."""
+        own = self.settings.scst
+        if own.objects is not None:
+            raise MeshcapError("scst.objects and scst.facts: one is for photographs and one for scores, leave one out")
+        facts = FactReward.of_samples(
+            [(sample.id, sample.more) for sample in self.train],
+            self.parts.vocabulary.words,
+            eos=self.parts.vocabulary.eos,
+            penalty=own.fact_penalty,
+            bonus=own.fact_bonus,
+        )
+        self.event(position, f"facts: {facts.signature}")
+        return facts
 
     def object_reward(self, position: Position) -> ObjectReward | None:
         """What naming objects is worth, where a file says which are there."""

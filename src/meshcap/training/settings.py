@@ -175,6 +175,9 @@ class SCSTSettings(StageSettings):
     objects: str | None = None  # a file of the objects in each picture: see `metrics.reward_objects`
     object_penalty: float = zero_or_more(0.2)  # of each object named that is not there (CIDEr-D of 100 is 1)
     object_bonus: float = zero_or_more(0.05)  # of each that is
+    facts: bool = False  # reward true statements about scores whose samples have facts: see `metrics.reward_facts`
+    fact_penalty: float = zero_or_more(1.0)  # of each statement that is false
+    fact_bonus: float = zero_or_more(0.15)  # of each that is true
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -18,6 +18,7 @@ from torch import Tensor
 from meshcap.attention import State
 from meshcap.decoding import Beam, Graphs, Hypotheses, Rules, Sampling, Strategy, decode
 from meshcap.metrics.reward import CiderReward
+from meshcap.metrics.reward_facts import FactReward
 from meshcap.metrics.reward_objects import ObjectReward
 from meshcap.models import CaptionModel
 from meshcap.regions import Regions
@@ -117,7 +118,7 @@ class Drawn(NamedTuple):
     encoded: State
     found: Hypotheses
     rewards: Tensor  # (B, S)
-    objects: Tensor | None  # (B, S) what naming objects is worth, where that counts
+    objects: Tensor | None  # (B, S) what naming objects, or true statements, are worth, where that counts
 
 
 class SelfCritical:
@@ -149,7 +150,7 @@ class SelfCritical:
         seed: int = 0,
         accumulate: int = 1,
         compiled: bool = False,
-        objects: ObjectReward | None = None,
+        objects: ObjectReward | FactReward | None = None,
     ):
         self.parts, self.views, self.table, self.settings, self.world = parts, views, table, settings, world
         self.reward, self.objects = reward, objects
