@@ -41,8 +41,10 @@ ALLOWED: dict[str, set[str]] = {
     "data": BASE | {"regions", "text", "vision", "music"},
     "metrics": {"errors", "files", "kernels", "text", "music"},
     "calibration": BASE,
+    "tags": {"caption"},
+    "names": BASE | {"caption", "decoding", "regions", "text", "weights"},
 }
-RECORDS = {"options", "caption", "calibration", "machine"}
+RECORDS = {"options", "caption", "calibration", "machine", "tags", "names"}
 BELOW = BASE | PARTS | RECORDS | {"models", "decoding", "vision", "music"}
 ALLOWED["backends"] = BELOW
 ALLOWED["captioner"] = BELOW | {"backends"}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from meshcap.errors import MeshcapError
 
 if TYPE_CHECKING:  # the same table again, in the form that type checkers read
-    from meshcap.caption import Caption
+    from meshcap.caption import Caption, Tag
     from meshcap.captioner import Captioner
     from meshcap.decoding import Beam, DiverseBeam, Greedy, Sampling
     from meshcap.evaluation import evaluate
@@ -35,6 +35,7 @@ _MODULES = {
     "M2Config": "meshcap.models",
     "Regions": "meshcap.regions",
     "Sampling": "meshcap.decoding",
+    "Tag": "meshcap.caption",
     "create_model": "meshcap.models",
     "evaluate": "meshcap.evaluation",
     "list_models": "meshcap.models",
@@ -54,6 +55,7 @@ __all__ = [
     "MeshcapError",
     "Regions",
     "Sampling",
+    "Tag",
     "__version__",
     "create_model",
     "evaluate",

@@ -16,6 +16,18 @@ SHOWN, SMALL = 320, 96  # pixels of a picture in a notebook, and of the one besi
 
 
 @dataclass(frozen=True)
+class Tag:
+    """A keyword of a picture."""
+
+    name: str
+    kind: str  # object, scene, name (of a kind of animal or thing) or colour
+    probability: float  # that it is there; of a colour, its share of the picture
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "kind": self.kind, "probability": round(self.probability, 4)}
+
+
+@dataclass(frozen=True)
 class Caption:
     """`str(caption)` is the sentence. In a notebook it shows the picture too, and where the model looked."""
 
@@ -29,6 +41,8 @@ class Caption:
     missing: int = 0  # how many of the required words could not be fitted in
     warning: str | None = None  # what a reader should know: required words that do not suit the picture
     withheld: bool = False  # below the confidence that was asked for: no text, no words
+    shortened: bool = False  # trusted little as a whole: what was not sure is left out
+    tags: tuple[Tag, ...] = ()  # keywords, likeliest first, where they were asked for
     attention: Tensor | None = None  # (words, regions): where the model looked for each word
     memory: list[float] | None = None  # with attention, where a memory was read: how far each word listened to it, 0-1
     facts: dict[str, Any] | None = None  # what rules know of the source and of each statement: see `vision.score`
@@ -56,8 +70,12 @@ class Caption:
                 "finished": self.finished,
                 "missing": self.missing,
             }
+        if self.shortened and not self.withheld:
+            found["shortened"] = True
         if self.warning:
             found["warning"] = self.warning
+        if self.tags:
+            found["tags"] = [tag.to_dict() for tag in self.tags]
         if self.attention is not None:
             found["attention"] = self.attention.tolist()
         if self.memory is not None:
@@ -78,6 +96,8 @@ class Caption:
         lines = [f"<p><b>{sentence}</b> <span style='opacity:.6'>{self.confidence:.0%}</span></p>"]
         if self.warning:
             lines.append(f"<p>⚠ {html.escape(self.warning)}</p>")
+        if self.tags:
+            lines.append(f"<p style='opacity:.6'>{html.escape(', '.join(tag.name for tag in self.tags))}</p>")
         lines += [f"<p style='margin:0'>{html.escape(one.text)}</p>" for one in self.alternatives]
         if self.picture is not None:
             lines.insert(0, _image(_pillow(self.picture), SHOWN))

@@ -33,11 +33,23 @@ from meshcap.backends.exported import backend_of
 from meshcap.caption import Caption
 from meshcap.decoding.records import Hypotheses
 from meshcap.errors import FailedError, MeshcapError
-from meshcap.folders import CALIBRATION, DEFAULT, MUSIC, VOCABULARY, Bits, find_file, find_optional, folder_of
+from meshcap.folders import (
+    CALIBRATION,
+    DEFAULT,
+    MUSIC,
+    NAMES,
+    NAMES_TABLE,
+    VOCABULARY,
+    Bits,
+    find_file,
+    find_optional,
+    folder_of,
+)
 from meshcap.music.score import is_score
 from meshcap.options import CaptionFields, CaptionOptions, Plan, ids_of_phrase, plan
+from meshcap.tags import colours, merged, of_captions
 from meshcap.text import Vocabulary
-from meshcap.text.sentence import fit_articles
+from meshcap.text.sentence import fit_articles, phrase_starts
 from meshcap.text.vocabulary import SPECIAL
 from meshcap.vision.pictures import Source
 
@@ -48,6 +60,7 @@ if TYPE_CHECKING:
     from meshcap.decoding.extension import Extension
     from meshcap.models import CaptionModel
     from meshcap.models.recollection import Recollection
+    from meshcap.names import Named, Names
     from meshcap.regions import Regions
     from meshcap.vision import Vision
 
@@ -61,6 +74,10 @@ MOST_PLANS = 64  # options whose plans are kept
 # A caption with a required word whose words are, in the geometric mean, less than this share as likely as those of the
 # best caption that the same search found without: the word does not suit. Measured by recipes/required_words.py.
 UNSUITED = 0.4
+# A caption with less confidence than UNSURE ends before the phrase with the first word that is less likely than
+# DOUBTED. Chosen on COCO's val captions and the seen half of benchmarks/photos: see docs/confidence.md.
+UNSURE, DOUBTED = 0.75, 0.5
+LOG_DOUBTED = float(np.log(DOUBTED))
 
 
 class Captioner:
@@ -79,6 +96,7 @@ class Captioner:
         vocabulary: Vocabulary,
         vision: Vision | None = None,
         calibration: Calibration | None = None,
+        names: Names | None = None,
     ):
         if isinstance(model, Backend):
             self.backend: Backend = model
@@ -87,7 +105,7 @@ class Captioner:
 
             _expect_width(model, vision)
             self.backend = TorchBackend(model, vision)
-        self.vocabulary, self.calibration = vocabulary, calibration
+        self.vocabulary, self.calibration, self.names = vocabulary, calibration, names
         self.memory: Any = None  # an opened store: `meshcap.memory`
         self._plans: dict[CaptionOptions, Plan] = {}
         self._of_scores: Captioner | Callable[[], Captioner] | None = None  # who captions scores, loaded at first use
@@ -125,7 +143,8 @@ class Captioner:
         vocabulary_file = None if name == "torch" else folder / VOCABULARY
         opened = _open_backend(name, name_or_folder, device, dtype, threads, hub)
         vocabulary = Vocabulary.load(vocabulary_file or find_file(name_or_folder, VOCABULARY, **hub))
-        captioner = cls(opened, vocabulary, None, load_calibration(name_or_folder, **hub))
+        names = load_names(name_or_folder, **hub) if name == "torch" else None
+        captioner = cls(opened, vocabulary, None, load_calibration(name_or_folder, **hub), names)
         if name_or_folder == DEFAULT and backend == "auto":
             captioner._of_scores = partial(cls.from_pretrained, MUSIC, device=device)
         return captioner
@@ -214,6 +233,7 @@ class Captioner:
 
         Args:
             extension: words beside those of the vocabulary, for this search; `must` and `must_not` may name them.
+                Unless given, the names that the captioner is sure of, where it has a head for names.
 
         Raises:
             MeshcapError: regions that do not fit the model, unknown words, options that contradict each other.
@@ -222,15 +242,20 @@ class Captioner:
         self.backend.check(regions)
         return self._search(regions, options, extension)
 
-    def _search(self, regions: Any, options: CaptionOptions, extension: Extension | None = None) -> Hypotheses:
+    def _search(
+        self, regions: Any, options: CaptionOptions, extension: Extension | None = None, named: Named | None = None
+    ) -> Hypotheses:
         memory = self._recollect(regions)
+        if extension is None and options.names and self.names is not None:
+            named = named or self.names.look(regions)
+            extension = self.names.extension(named, self.vocabulary, after=len(memory.words) if memory else 0)
         new = (*(memory.words if memory else ()), *(extension.words if extension else ()))
         if not new or not (options.must or options.must_not):
             strategy, rules = self.plan(options)
         else:
             strategy, rules = plan(options, self.vocabulary.extended(new), self.backend.settings)
         # Captions that turn out alike are left out when they are said: then others must be there to take their place.
-        kept = 1 if options.n == 1 else strategy.width
+        kept = 1 if options.n == 1 and not options.tags else strategy.width
         return self.backend.search(
             regions, strategy, rules, n_best=kept, attention=options.attention, extension=extension, memory=memory
         )
@@ -328,11 +353,47 @@ class Captioner:
     __call__ = caption
 
     def describe(
-        self, regions: Regions, options: CaptionOptions | None = None, **fields: Unpack[CaptionFields]
+        self,
+        regions: Regions,
+        options: CaptionOptions | None = None,
+        *,
+        pixels: Sequence[np.ndarray] | None = None,
+        **fields: Unpack[CaptionFields],
     ) -> list[Caption]:
-        """`search` and `say`: a caption of each picture that was seen."""
+        """`search` and `say`: a caption of each picture that was seen, with its tags where they are asked for.
+
+        Args:
+            pixels: of the same pictures, as `read` reads them: without, tags have no colours.
+        """
         options = options_of(options, fields)
-        return self.say(self.search(regions, options), options)
+        self.backend.check(regions)
+        named = None
+        if self.names is not None and (options.tags or options.names):
+            named = self.names.look(regions)
+        found = self._search(regions, options, named=named)
+        captions = self.say(found, options)
+        if not options.tags:
+            return captions
+        seen = [[]] * len(captions) if named is None or self.names is None else self.names.tags(named)
+        painted = [colours(one) if one.ndim == 3 else [] for one in pixels or ()] or [[]] * len(captions)
+        return [
+            replace(caption, tags=(*merged(of_captions(*self._hypotheses(found, at, caption)), heads), *paint))
+            for at, (caption, heads, paint) in enumerate(zip(captions, seen, painted, strict=True))
+        ]
+
+    def _hypotheses(
+        self, found: Hypotheses, picture: int, caption: Caption
+    ) -> tuple[list[tuple[list[str], float]], float]:
+        """Words and log-probability of each hypothesis of a picture, and the confidence in the best."""
+        vocabulary = self.vocabulary if found.extension is None else self.vocabulary.extended(found.extension.words)
+        listed = []
+        for rank, score in enumerate(found.scores[picture].tolist()):
+            if rank and score == float("-inf"):
+                continue
+            length = int(found.lengths[picture, rank])
+            words = vocabulary.decode(found.ids[picture, rank, :length].tolist())
+            listed.append((words, float(found.log_probs[picture, rank, :length].sum())))
+        return listed, caption.confidence
 
     def stream(
         self,
@@ -438,6 +499,11 @@ class Captioner:
             self.calibration.save(folder)
         else:
             (folder / CALIBRATION).unlink(missing_ok=True)  # that of another model
+        if self.names is not None:
+            self.names.save(folder)
+        else:
+            for name in (NAMES, NAMES_TABLE):
+                (folder / name).unlink(missing_ok=True)
         backend.save_memory_level(folder)
         backend.model.save_pretrained(folder, bits=bits)
 
@@ -492,7 +558,7 @@ class Captioner:
         for captioner in dict.fromkeys(own for own, _ in read):
             places = [place for place, (own, _) in enumerate(read) if own is captioner]
             arrays = [read[place][1] for place in places]
-            captions = captioner.say(captioner._search(captioner.see(arrays), options), options)
+            captions = captioner.describe(captioner.see(arrays), options, pixels=arrays)
             found |= zip(places, map(captioner._with_facts, captions, arrays), strict=True)
         return [found[place] for place in range(len(read))]
 
@@ -505,7 +571,7 @@ class Captioner:
         if captioner is not self:
             return captioner._one(picture, options)
         regions = self.see([read])
-        (caption,) = self.say(self._search(regions, options), options)
+        (caption,) = self.describe(regions, options, pixels=[read])
         boxes = getattr(regions, "boxes", None)
         shown = read if read.ndim == 3 else None
         caption = replace(caption, picture=shown, boxes=None if boxes is None else boxes[0].float().cpu())
@@ -550,6 +616,8 @@ class Captioner:
             if rank and score == float("-inf"):  # the search found fewer
                 continue
             one = self._hypothesis(found, picture, rank, options)
+            if not rank and options.shorten:
+                one = self._shorten(one, options)
             if tuple(one.words) not in words:
                 words.add(tuple(one.words))
                 least = options.min_confidence
@@ -558,6 +626,28 @@ class Captioner:
                 break
         best, *others = captions
         return replace(best, alternatives=tuple(others)) if others else best
+
+    def _shorten(self, caption: Caption, options: CaptionOptions) -> Caption:
+        """The caption without what is not sure, where it is trusted little as a whole: see `UNSURE`."""
+        if self.calibration is None or caption.confidence >= UNSURE or options.must or not caption.finished:
+            return caption
+        # Not of its first two words: there are many ways to begin a caption that is right.
+        doubted = [place for place in range(2, len(caption.words)) if caption.log_probs[place] < LOG_DOUBTED]
+        starts = [place for place in phrase_starts(caption.words) if place >= options.min_words]
+        if not doubted or not starts:
+            return caption
+        end = max((place for place in starts if place <= doubted[0]), default=starts[0])
+        words, log_probs = caption.words[:end], caption.log_probs[:end]
+        return replace(
+            caption,
+            text=self.vocabulary.sentence([*words, SPECIAL[3]]),
+            words=words,
+            log_probs=log_probs,
+            confidence=self.calibration.apply(log_probs),
+            probability=float(np.exp(np.mean(log_probs))),
+            attention=None if caption.attention is None else caption.attention[:end],
+            shortened=True,
+        )
 
     def _hypothesis(self, found: Hypotheses, picture: int, rank: int, options: CaptionOptions) -> Caption:
         length, finished = int(found.lengths[picture, rank]), bool(found.finished[picture, rank])
@@ -600,6 +690,12 @@ class Captioner:
         known = len(self.vocabulary)
         new = {place: one - known for place, one in enumerate(ids) if one >= known}
         names = {place for place, one in new.items() if extension.proper and extension.proper[one]}
+        if self.names is not None:
+            from meshcap.names import agree
+
+            plain = [place for place in new if place not in names]
+            numbered = agree(words, plain, self.names.plurals())
+            words = [numbered.get(place, word) for place, word in enumerate(words)]
         return fit_articles(words, new, names)
 
     def _torch(self, lacks: str = "has no model in torch") -> Any:
@@ -640,6 +736,15 @@ def load_calibration(name_or_folder: str | Path, **hub: Any) -> Calibration | No
     from meshcap.calibration import Calibration  # here: most models have none
 
     return Calibration.load(path)
+
+
+def load_names(name_or_folder: str | Path, **hub: Any) -> Names | None:
+    """A model's head for names; None where it has none."""
+    if find_optional(name_or_folder, NAMES, **hub) is None:
+        return None
+    from meshcap.names import Names  # here: most models have none
+
+    return Names.load(name_or_folder, **hub)
 
 
 def is_regions(given: object) -> bool:

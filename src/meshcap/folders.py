@@ -7,6 +7,7 @@ Nothing here needs torch; `meshcap.weights` reads and writes the weights.
     model.safetensors  its weights                         vision/model.safetensors   the backbone's weights
     vocabulary.json    words to ids                        calibration.json           raw confidence to frequency
     memory.safetensors, memory.json     what reads a long-term memory, where it was trained
+    names.safetensors  a head for names, where it has one  names.json                 what its outputs mean
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ Bits = Literal[4, 6, 8, 16, 32]  # of a weight in a file: see `meshcap.weights`
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 VOCABULARY, CALIBRATION = "vocabulary.json", "calibration.json"
 MEMORY, MEMORY_CONFIG = "memory.safetensors", "memory.json"
+NAMES, NAMES_TABLE = "names.safetensors", "names.json"
 VISION_FOLDER, VISION_CONFIG = "vision", "vision.json"
 DEFAULT = "default"
 MUSIC = "music"  # the captioner of scores

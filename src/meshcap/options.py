@@ -46,6 +46,9 @@ class CaptionFields(TypedDict, total=False):
     good_endings: bool
     min_confidence: float | None
     attention: bool
+    shorten: bool
+    names: bool
+    tags: bool
 
 
 class OptionError(MeshcapError):
@@ -91,6 +94,10 @@ class CaptionOptions:
             may be cut off at the greatest length, as the public M² does.
         min_confidence: captions that are trusted less are withheld: their text is empty.
         attention: also return where the model looked for each word.
+        shorten: a caption that is trusted little says less: it ends before the first phrase that is not sure, and is
+            marked `shortened`. Of calibrated captioners, for the best caption of a picture.
+        names: also say names that captions never had, where the captioner comes with a head for them and is sure.
+        tags: also return keywords: see `Tag`.
 
     Raises:
         MeshcapError: naming the option, what was given and what is expected.
@@ -113,6 +120,9 @@ class CaptionOptions:
     good_endings: bool = True
     min_confidence: float | None = None
     attention: bool = False
+    shorten: bool = True
+    names: bool = True
+    tags: bool = False
 
     def __post_init__(self) -> None:
         for name in ("must", "must_not"):
@@ -121,7 +131,7 @@ class CaptionOptions:
             object.__setattr__(self, name, _whole(name, getattr(self, name), *limits))
         for name, range_ in REAL.items():
             object.__setattr__(self, name, _real(name, getattr(self, name), *range_))
-        for name in ("good_endings", "attention"):
+        for name in ("good_endings", "attention", "shorten", "names", "tags"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"{{{name}}} is {{given}}, expected true or false", given=repr(getattr(self, name)))
         if isinstance(self.strategy, str) or not isinstance(self.strategy, Strategy):
@@ -224,6 +234,9 @@ HELP: dict[str, str] = {
     "good_endings": "A caption ends, and not on 'a', 'of', 'with' and the like.",
     "min_confidence": "Withhold captions that are trusted less.",
     "attention": "Also return where the model looked for each word.",
+    "shorten": "Say less where it is not sure: end before what is doubtful.",
+    "names": "Also say names that COCO has no word for, where sure.",
+    "tags": "Also return keywords: objects, scene, names, colours.",
 }
 DEFAULTS: dict[str, str] = {
     "beams": "5, or n if more",

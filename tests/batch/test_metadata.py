@@ -326,7 +326,7 @@ def test_xmp_is_searched_in_one_pass(many: str, monkeypatch: pytest.MonkeyPatch)
         metadata._xmp_root(packet)
     except metadata.ElementTree.ParseError:
         assert many == "<?"
-    metadata._without_description(packet)
+    metadata._without(packet, "dc:description")
     assert CountedText.searched < 8 * len(packet)
 
 
@@ -336,3 +336,32 @@ def test_nested_descriptions_are_gone_through_once() -> None:
     element = f'<a xmlns:dc="{metadata.DC}">{inside}</a>'
     packet = metadata.PACKET.format(rdf=metadata.RDF).replace("\n</rdf", f"{element}</rdf")
     assert metadata.xmp_description(packet) == "deep"
+
+
+def keywords_of(content: bytes, kind: str) -> list[str]:
+    """By Pillow: its own reader of IPTC, and the packet as it finds it."""
+    image = Image.open(io.BytesIO(content))
+    if kind == "iptc":
+        found = IptcImagePlugin.getiptcinfo(image)[(2, 25)]
+        return [one.decode() for one in (found if isinstance(found, list) else [found])]
+    packet = image.info.get("xmp") or image.info["XML:com.adobe.xmp"]
+    return metadata.xmp_keywords(packet if isinstance(packet, str) else packet.decode())
+
+
+@pytest.mark.parametrize("kind", ["iptc", "xmp"])
+def test_keywords_join_those_that_are_there(kind: str) -> None:
+    first = metadata.jpeg_with_description(photo(), TEXT, kind, overwrite=False, keywords=["dog", "Zürich", "dog"])
+    assert keywords_of(first, kind) == ["dog", "Zürich"]
+    again = metadata.jpeg_with_description(first, TEXT, kind, overwrite=False, keywords=["dog", "zürich"])
+    assert again == first  # writing twice is the same as writing once
+    more = metadata.jpeg_with_description(first, "Another.", kind, overwrite=True, keywords=["tree", "Dog"])
+    assert keywords_of(more, kind) == ["dog", "Zürich", "tree"]
+    assert "Another." in (iptc_text(more).decode() if kind == "iptc" else xmp_text(more))
+    assert scan(more) == scan(photo())
+
+
+def test_keywords_of_other_formats() -> None:
+    png = metadata.png_with_description(photo("PNG"), TEXT, overwrite=False, keywords=["a & b", "snow"])
+    assert (xmp_text(png), keywords_of(png, "xmp")) == (TEXT, ["a & b", "snow"])
+    plain = metadata.jpeg_with_description(photo(), TEXT, "exif", overwrite=False, keywords=["snow"])
+    assert plain == metadata.jpeg_with_description(photo(), TEXT, "exif", overwrite=False)  # it has no field for them

@@ -280,6 +280,8 @@ def finish(job: Job, table: Path | None, settings: BatchSettings) -> dict[str, i
             words=settings.log_probs,
             alternatives=options.n > 1,
             warnings=bool(options.must),
+            tags=options.tags,
+            shortened=options.shorten,
         )
         write_errors(errors_path(table), job.rows())
     counts = {"captions": 0, "withheld": 0, "errors": 0}

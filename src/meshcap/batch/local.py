@@ -137,10 +137,14 @@ def row_of(picture: Picture, result: Caption | MeshcapError, settings: BatchSett
     if result.withheld:
         return row
     row["caption"] = result.text
+    if result.shortened:
+        row["shortened"] = True
     if settings.log_probs:
         row |= {"words": result.words, "log_probs": [round(one, 5) for one in result.log_probs]}
     if result.warning:
         row["warning"] = result.warning
+    if settings.options.tags:
+        row["tags"] = [tag.to_dict() for tag in result.tags]
     others = [one for one in result.alternatives if not one.withheld]
     if others:
         row["alternatives"] = [{"caption": one.text, "confidence": round(one.confidence, 6)} for one in others]

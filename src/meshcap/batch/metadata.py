@@ -1,8 +1,9 @@
-"""Descriptions inside picture files: EXIF, IPTC and XMP, in JPEG and PNG.
+"""Descriptions and keywords inside picture files: EXIF, IPTC and XMP, in JPEG and PNG.
 
 Each editor takes the old metadata block (None: the file has none), the text, and whether an existing description may
 be replaced. It returns the new block, or None where nothing is to change. All other content stays byte for byte; what
-cannot be edited without losing something is refused with a MeshcapError.
+cannot be edited without losing something is refused with a MeshcapError. Keywords are added to those that are there,
+and none is taken away; EXIF has no field for them.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from __future__ import annotations
 import hashlib
 import re
 import zlib
-from collections.abc import Callable, Iterator
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, NamedTuple, TypeVar
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
@@ -78,12 +79,13 @@ def _exif_value(content: bytes, entry: bytes, order: Literal["little", "big"]) -
 # IPTC: Caption/Abstract (2:120), inside Photoshop's resources
 
 NAA, DIGEST = 0x0404, 0x0425  # resources: the fields, and a checksum of them
-CHARSET, VERSION, CAPTION = (1, 90), (2, 0), (2, 120)
+CHARSET, VERSION, KEYWORD, CAPTION = (1, 90), (2, 0), (2, 25), (2, 120)
 UTF8 = b"\x1b%G"
-LONGEST_CAPTION = 2000  # bytes of a caption, by the standard
+LONGEST_CAPTION, LONGEST_KEYWORD = 2000, 64  # bytes of a caption and of a keyword, by the standard
 IPTC_DAMAGED = "its IPTC is damaged: write EXIF or XMP instead"
 
 Field = tuple[tuple[int, int], bytes]  # record and number, value
+Read = TypeVar("Read")
 
 
 def iptc_with_caption(old: bytes | None, text: str, overwrite: bool) -> bytes | None:
@@ -95,19 +97,41 @@ def iptc_with_caption(old: bytes | None, text: str, overwrite: bool) -> bytes | 
     resources = list(_resources(old or b""))
     fields = [field for number, _, data in resources if number == NAA for field in _fields(data)]
     existing = b"".join(value for key, value in fields if key == CAPTION)
-    value = text.encode("utf-8")[:LONGEST_CAPTION].decode("utf-8", "ignore").encode("utf-8")  # no half letter
+    value = _iptc_value(text, LONGEST_CAPTION)
     if existing == value or (existing.strip(b"\0 \t\r\n") and not overwrite):
         return None
-    fields = [field for field in fields if field[0] != CAPTION]
-    if not text.isascii() or not fields:
+    return _iptc_with(resources, [field for field in fields if field[0] != CAPTION], [(CAPTION, value)])
+
+
+def iptc_with_keywords(old: bytes | None, keywords: Sequence[str]) -> bytes | None:
+    """Photoshop's resources with these keywords beside those that are there; None: they need no change.
+
+    Raises:
+        MeshcapError: resources that cannot be understood, or fields in another alphabet.
+    """
+    resources = list(_resources(old or b""))
+    fields = [field for number, _, data in resources if number == NAA for field in _fields(data)]
+    known = {value.strip().lower() for key, value in fields if key == KEYWORD}
+    values = dict.fromkeys(_iptc_value(keyword, LONGEST_KEYWORD) for keyword in keywords)
+    added = [(KEYWORD, value) for value in values if value and value.lower() not in known]
+    return _iptc_with(resources, fields, added) if added else None
+
+
+def _iptc_value(text: str, most: int) -> bytes:
+    return text.encode("utf-8")[:most].decode("utf-8", "ignore").encode("utf-8")  # no half letter
+
+
+def _iptc_with(resources: Sequence[tuple[int, bytes, bytes]], fields: list[Field], added: list[Field]) -> bytes:
+    """The resources with further fields."""
+    if not fields or not all(value.isascii() for _, value in added):
         # Fields share one alphabet: declaring it must not change what the others say.
         if dict(fields).get(CHARSET) != UTF8 and any(not value.isascii() for _, value in fields):
-            raise MeshcapError("its IPTC is not in UTF-8, and the caption needs it: write EXIF or XMP instead")
+            raise MeshcapError("its IPTC is not in UTF-8, and the text needs it: write EXIF or XMP instead")
         fields = [field for field in fields if field[0] != CHARSET]
         fields.append((CHARSET, UTF8))
     if VERSION not in dict(fields):
         fields.append((VERSION, b"\0\4"))
-    fields.append((CAPTION, value))
+    fields = [*fields, *added]
     fields.sort(key=lambda field: field[0] if field[0][0] < 3 else (3, 0))  # later records stay in their order
     data = b"".join(b"\x1c" + bytes(key) + _length(value) + value for key, value in fields)
     kept = [(number, name, value) for number, name, value in resources if number not in (NAA, DIGEST)]
@@ -115,6 +139,12 @@ def iptc_with_caption(old: bytes | None, text: str, overwrite: bool) -> bytes | 
     if any(number == DIGEST for number, _, _ in resources):
         kept.append((DIGEST, b"\0\0", hashlib.md5(data, usedforsecurity=False).digest()))
     return b"".join(_resource(*one) for one in kept)
+
+
+def iptc_keywords(resources: bytes) -> list[str]:
+    """The keywords inside the resources."""
+    fields = [field for number, _, data in _resources(resources) if number == NAA for field in _fields(data)]
+    return [value.decode("utf-8", "replace") for key, value in fields if key == KEYWORD]
 
 
 def iptc_caption(resources: bytes) -> str:
@@ -186,30 +216,66 @@ def xmp_with_description(old: bytes | None, text: str, overwrite: bool) -> bytes
     Raises:
         MeshcapError: a packet that cannot be edited without losing some of it.
     """
-    text = "".join(one for one in text if one in "\t\n\r" or one >= " ")  # what XML cannot hold
-    try:
-        packet = PACKET.format(rdf=RDF) if old is None else old.decode("utf-8").rstrip("\0")
-        existing = xmp_description(packet)
-    except (UnicodeDecodeError, ElementTree.ParseError):
-        raise MeshcapError("its XMP is damaged or not UTF-8") from None
+    text = _xml_text(text)
+    packet, existing = _xmp_packet(old, xmp_description)
     if existing == text or (existing.strip() and not overwrite):
         return None
+    value = f'<rdf:Alt><rdf:li xml:lang="x-default">{escape(text)}</rdf:li></rdf:Alt>'
+    return _xmp_with(packet, "description", value, lambda new: xmp_description(new) == text)
+
+
+def xmp_with_keywords(old: bytes | None, keywords: Sequence[str]) -> bytes | None:
+    """A packet with these keywords (dc:subject) beside those that are there; None: it needs no change.
+
+    Raises:
+        MeshcapError: a packet that cannot be edited without losing some of it.
+    """
+    packet, existing = _xmp_packet(old, xmp_keywords)
+    known = {one.strip().lower() for one in existing}
+    added = dict.fromkeys(text for keyword in keywords if (text := _xml_text(keyword).strip()).lower() not in known)
+    if not added:
+        return None
+    wanted = [*existing, *added]
+    value = "<rdf:Bag>" + "".join(f"<rdf:li>{escape(one)}</rdf:li>" for one in wanted) + "</rdf:Bag>"
+    return _xmp_with(packet, "subject", value, lambda new: xmp_keywords(new) == wanted)
+
+
+def xmp_keywords(packet: str) -> list[str]:
+    """The keywords in a packet."""
+    found = [li.text or "" for one in _xmp_root(packet).iter(f"{{{DC}}}subject") for li in one.iter(f"{{{RDF}}}li")]
+    return [one for one in found if one.strip()]
+
+
+def _xml_text(text: str) -> str:
+    return "".join(one for one in text if one in "\t\n\r" or one >= " ")  # without what XML cannot hold
+
+
+def _xmp_packet(old: bytes | None, read: Callable[[str], Read]) -> tuple[str, Read]:
+    """The old packet, or a new one, and what is read of it."""
+    try:
+        packet = PACKET.format(rdf=RDF) if old is None else old.decode("utf-8").rstrip("\0")
+        return packet, read(packet)
+    except (UnicodeDecodeError, ElementTree.ParseError):
+        raise MeshcapError("its XMP is damaged or not UTF-8") from None
+
+
+def _xmp_with(packet: str, name: str, value: str, right: Callable[[str], bool]) -> bytes:
+    """The packet with one element of Dublin Core replaced or added, and everything else as it was."""
     about = re.search(r"""\brdf:about\s*=\s*("[^"<]*"|'[^'<]*')""", packet)
     element = (
         f"<rdf:Description xmlns:rdf={_quoted(RDF)} rdf:about={about[1] if about else _quoted('')}"
         f" xmlns:dc={_quoted(DC)}>"
-        f'<dc:description><rdf:Alt><rdf:li xml:lang="x-default">{escape(text)}</rdf:li></rdf:Alt></dc:description>'
-        "</rdf:Description>"
+        f"<dc:{name}>{value}</dc:{name}></rdf:Description>"
     )
     # Whoever wrote the packet may have named Dublin Core otherwise; almost nobody does.
-    without = _without_description(packet)
+    without = _without(packet, f"dc:{name}")
     new, count = re.subn(r"</(\w+):RDF\s*>", lambda end: element + "\n" + end[0], without)
     if not count:  # <rdf:RDF …/>, which holds nothing
         start, end = _find_tag(without, "rdf:RDF", 0)
         if start >= 0 and without[end - 2] == "/":
             new, count = f"{without[: end - 2]}>{element}</rdf:RDF>{without[end:]}", 1
     try:
-        whole = count == 1 and xmp_description(new) == text and _other_elements(new) == _other_elements(packet)
+        whole = count == 1 and right(new) and _other_elements(new, name) == _other_elements(packet, name)
     except ElementTree.ParseError:
         whole = False
     if not whole:
@@ -258,12 +324,13 @@ def _find_tag(packet: str, name: str, place: int) -> tuple[int, int]:
     return -1, -1
 
 
-def _without_description(packet: str) -> str:
+def _without(packet: str, name: str) -> str:
+    """Without elements of this name."""
     pieces, place = [], 0
-    while (found := _find_tag(packet, "dc:description", place))[0] >= 0:
+    while (found := _find_tag(packet, name, place))[0] >= 0:
         start, end = found
         if packet[end - 2] != "/":
-            end = _find_tag(packet, "/dc:description", end)[1]
+            end = _find_tag(packet, f"/{name}", end)[1]
             if end < 0:
                 break
         pieces.append(packet[place:start])
@@ -271,11 +338,11 @@ def _without_description(packet: str) -> str:
     return "".join([*pieces, packet[place:]])
 
 
-def _other_elements(packet: str) -> list[tuple[str, str, tuple[tuple[str, str], ...]]]:
-    """Everything but the description: elements, their text and attributes."""
+def _other_elements(packet: str, name: str) -> list[tuple[str, str, tuple[tuple[str, str], ...]]]:
+    """Everything but the elements of this name of Dublin Core: elements, their text and attributes."""
     root = _xmp_root(packet)
     for parent in root.iter():
-        parent[:] = [child for child in parent if child.tag != f"{{{DC}}}description"]
+        parent[:] = [child for child in parent if child.tag != f"{{{DC}}}{name}"]
     plain = ((one.tag, (one.text or "").strip(), tuple(sorted(one.attrib.items()))) for one in root.iter())
     return [one for one in plain if one[0] != f"{{{RDF}}}Description" or len(one[2]) > 1]
 
@@ -291,8 +358,8 @@ XMP_KEYWORD = b"XML:com.adobe.xmp\0"
 LARGEST_PACKET = 16_000_000  # bytes of a packet that is unpacked: more is no packet
 
 
-def png_with_description(content: bytes, text: str, *, overwrite: bool) -> bytes:
-    """The same file with a description. An existing one stays, unless `overwrite`.
+def png_with_description(content: bytes, text: str, *, overwrite: bool, keywords: Sequence[str] = ()) -> bytes:
+    """The same file with a description and keywords. An existing description stays, unless `overwrite`.
 
     Raises:
         MeshcapError: no PNG, or XMP that cannot be edited without losing some.
@@ -305,7 +372,7 @@ def png_with_description(content: bytes, text: str, *, overwrite: bool) -> bytes
         elif kind == b"iTXt" and data.startswith(XMP_KEYWORD):
             old, span = _png_packet(data), (start, end)
             break
-    new = xmp_with_description(old, text, overwrite)
+    new = edited("xmp", old, text, overwrite, keywords)
     if new is None:
         return content
     data = b"iTXt" + XMP_KEYWORD + b"\0\0\0\0" + new  # not compressed, no language, no translated keyword
@@ -365,6 +432,22 @@ JPEG_EDITS: dict[str, tuple[int, bytes, Edit]] = {
 }
 
 
+# Keywords beside those that are there; EXIF has no field for them.
+KEYWORD_EDITS: dict[str, Callable[[bytes | None, Sequence[str]], bytes | None]] = {
+    "xmp": xmp_with_keywords,
+    "iptc": iptc_with_keywords,
+}
+
+
+def edited(kind: str, old: bytes | None, text: str, overwrite: bool, keywords: Sequence[str] = ()) -> bytes | None:
+    """A metadata block with a description and keywords; None: it needs no change."""
+    new = JPEG_EDITS[kind][2](old, text, overwrite)
+    if not keywords or kind not in KEYWORD_EDITS:
+        return new
+    tagged = KEYWORD_EDITS[kind](old if new is None else new, keywords)
+    return new if tagged is None else tagged
+
+
 class Segment(NamedTuple):
     """A piece of the header."""
 
@@ -374,18 +457,22 @@ class Segment(NamedTuple):
     payload: bytes
 
 
-def jpeg_with_description(content: bytes, text: str, kind: str, *, overwrite: bool) -> bytes:
+def jpeg_with_description(
+    content: bytes, text: str, kind: str, *, overwrite: bool, keywords: Sequence[str] = ()
+) -> bytes:
     """The same file with a description: `kind` is exif, xmp or iptc. An existing one stays, unless `overwrite`.
+
+    Keywords are added to those that are there, in XMP and IPTC.
 
     Raises:
         MeshcapError: no JPEG, or metadata that cannot be edited without losing some.
     """
-    marker, label, edit = JPEG_EDITS[kind]
+    marker, label, _ = JPEG_EDITS[kind]
     segments = list(jpeg_segments(content))
     old = [one for one in segments if one.marker == marker and one.payload.startswith(label)]
     if len(old) > 1 and kind == "iptc":
         raise MeshcapError("its IPTC is split over several segments: write EXIF or XMP instead")
-    payload = edit(old[0].payload[len(label) :] if old else None, text, overwrite)
+    payload = edited(kind, old[0].payload[len(label) :] if old else None, text, overwrite, keywords)
     if payload is None:
         return content
     if len(label) + len(payload) > LARGEST_SEGMENT:

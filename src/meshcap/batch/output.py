@@ -36,7 +36,16 @@ def check_table(path: Path) -> None:
         need_pyarrow(path)
 
 
-def write_table(path: Path, rows: Iterable[Row], *, words: bool, alternatives: bool, warnings: bool = False) -> None:
+def write_table(
+    path: Path,
+    rows: Iterable[Row],
+    *,
+    words: bool,
+    alternatives: bool,
+    warnings: bool = False,
+    tags: bool = False,
+    shortened: bool = False,
+) -> None:
     """All rows with a caption, in order; whole or not at all.
 
     Raises:
@@ -51,7 +60,9 @@ def write_table(path: Path, rows: Iterable[Row], *, words: bool, alternatives: b
     else:
         raise MeshcapError(f"{path} ends in {path.suffix!r}, expected one of {', '.join(SUFFIXES)}")
     columns = ["path", "caption", "confidence", *(["words", "log_probs"] if words else [])]
+    columns += ["shortened"] if shortened else []
     columns += ["warning"] if warnings else []
+    columns += ["tags"] if tags else []
     columns += ["alternatives"] if alternatives else []
     write_file(path, lambda part: write(part, _captioned(rows), columns))
 
@@ -104,7 +115,11 @@ def _parquet(part: Path, rows: Iterator[Row], columns: list[str]) -> None:
         "confidence": arrow.float32(),
         "words": arrow.list_(arrow.string()),
         "log_probs": arrow.list_(arrow.float32()),
+        "shortened": arrow.bool_(),
         "warning": arrow.string(),
+        "tags": arrow.list_(
+            arrow.struct({"name": arrow.string(), "kind": arrow.string(), "probability": arrow.float32()})
+        ),
         "alternatives": arrow.list_(arrow.struct({"caption": arrow.string(), "confidence": arrow.float32()})),
     }
     schema = arrow.schema([(name, kinds[name]) for name in columns])
@@ -187,11 +202,12 @@ class Delivery:
         if not row.get("caption"):
             return None
         problems = []
-        writers: list[Callable[[Picture, str], None]] = [self._sidecar] if self.sidecar else []
-        writers += [self._embed] if self.kinds else []
+        keywords = [tag["name"] for tag in row.get("tags", ())]
+        writers: list[Callable[[], None]] = [lambda: self._sidecar(picture, row["caption"])] if self.sidecar else []
+        writers += [lambda: self._embed(picture, row["caption"], keywords)] if self.kinds else []
         for write in writers:
             try:
-                write(picture, row["caption"])
+                write()
             except MeshcapError as error:
                 problems.append(str(error))
             except Exception as error:  # nothing that a single picture holds may stop a job
@@ -216,7 +232,7 @@ class Delivery:
         if existing != content:
             write_output(path, content)
 
-    def _embed(self, picture: Picture, text: str) -> None:
+    def _embed(self, picture: Picture, text: str, keywords: Sequence[str]) -> None:
         source = picture.source()
         try:
             old = read_regular(picture.path) if source is None else source.read()
@@ -226,11 +242,11 @@ class Delivery:
         for kind in self.kinds:
             try:
                 if new.startswith(b"\xff\xd8"):
-                    new = metadata.jpeg_with_description(new, text, kind, overwrite=self.overwrite)
+                    new = metadata.jpeg_with_description(new, text, kind, overwrite=self.overwrite, keywords=keywords)
                 elif kind == "xmp" and new.startswith(metadata.PNG_SIGNATURE):
-                    new = metadata.png_with_description(new, text, overwrite=self.overwrite)
+                    new = metadata.png_with_description(new, text, overwrite=self.overwrite, keywords=keywords)
                 elif kind == "xmp":
-                    self._xmp_file(picture, text)
+                    self._xmp_file(picture, text, keywords)
                 else:
                     raise MeshcapError(f"only JPEG takes {kind.upper()} here: use --write-xmp")
             except MeshcapError as error:
@@ -242,11 +258,12 @@ class Delivery:
         if problems:
             raise MeshcapError("; ".join(problems))
 
-    def _xmp_file(self, picture: Picture, text: str) -> None:
+    def _xmp_file(self, picture: Picture, text: str, keywords: Sequence[str]) -> None:
         """a.webp.xmp beside a.webp, for formats that are not edited."""
         path = self._path(picture, ".xmp")
         try:
-            packet = metadata.xmp_with_description(path.read_bytes() if path.exists() else None, text, self.overwrite)
+            old = path.read_bytes() if path.exists() else None
+            packet = metadata.edited("xmp", old, text, self.overwrite, keywords)
         except OSError as error:
             raise MeshcapError(f"{path} cannot be read: {error.strerror or error}") from error
         if packet is not None:

@@ -38,6 +38,7 @@ class CaptionPrinter:
     errors: list[MeshcapError] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     withheld: int = 0  # pictures without a caption
+    shortened: int = 0  # pictures with a shorter one
 
     def add(self, source: object, result: Caption | MeshcapError) -> None:
         if not self.count(source, result):
@@ -51,8 +52,11 @@ class CaptionPrinter:
             columns = [] if self.alone else [name]
             columns += [f"{one.confidence:.2f}"] if self.confidence else []
             columns += [one.text]
+            columns += [tag_list(one)] if one.tags and not self.alone else []
             if any(columns):  # of one picture and a withheld caption, not even an empty line
                 typer.echo("\t".join(columns))
+        if self.alone and result.tags:
+            typer.echo(tag_list(result))
 
     def count(self, source: object, result: Caption | MeshcapError) -> bool:
         """Note errors, warnings and withheld captions; whether there is a caption to print."""
@@ -60,6 +64,7 @@ class CaptionPrinter:
             self.errors.append(result)
             return False
         self.withheld += result.withheld
+        self.shortened += result.shortened and not result.withheld
         if result.warning:
             self.warnings.append(result.warning if self.alone else f"{printable(str(source))}: {result.warning}")
         return True
@@ -70,6 +75,9 @@ class CaptionPrinter:
             how = "" if self.calibrated else " (this model is not calibrated: its confidence is the words' probability)"
             count = "1 caption was" if self.withheld == 1 else f"{self.withheld:,} captions were"
             typer.echo(f"{count} withheld: confidence below {self.min_confidence:g}{how}", err=True)
+        if self.shortened:
+            count = "1 caption was" if self.shortened == 1 else f"{self.shortened:,} captions were"
+            typer.echo(f"{count} shortened: what was not sure is left out (--no-shorten says it)", err=True)
         for warning in self.warnings[:MAX_WARNINGS]:
             typer.echo(f"warning: {warning}", err=True)
         if len(self.warnings) > MAX_WARNINGS:
@@ -77,6 +85,11 @@ class CaptionPrinter:
         for error in self.errors:
             typer.echo(f"error: {printable(str(error))}", err=True)
         return bool(self.errors)
+
+
+def tag_list(caption: Caption) -> str:
+    """Tags as one piece of a line: "dog 0.97, grass 0.61, green 0.40"."""
+    return ", ".join(f"{tag.name} {tag.probability:.2f}" for tag in caption.tags)
 
 
 def printable(text: str) -> str:
@@ -98,7 +111,9 @@ def print_gallery(captions: Iterable[tuple[Any, Any]], printer: CaptionPrinter) 
         if printer.count(source, result):
             texts = [None if one.withheld else one.text for one in (result, *result.alternatives)]
             name = printable(str(source))
-            console.print(gallery_entry(source, name, texts, result.confidence, seconds, console.width))
+            more = " · shortened" if result.shortened else ""
+            more += f"\n{tag_list(result)}" if result.tags else ""
+            console.print(gallery_entry(source, name, texts, result.confidence, seconds, console.width, more))
         start = time.perf_counter()
     return True
 
@@ -109,9 +124,15 @@ def can_draw(console: Console) -> bool:
 
 
 def gallery_entry(
-    source: Any, name: str, captions: Sequence[str | None], confidence: float, seconds: float, width: int
+    source: Any,
+    name: str,
+    captions: Sequence[str | None],
+    confidence: float,
+    seconds: float,
+    width: int,
+    more: str = "",
 ) -> RenderableType:
-    """A picture beside its captions (None: withheld), its confidence and how long it took."""
+    """A picture beside its captions (None: withheld), its confidence, how long it took, and further facts."""
     from rich.console import Group
     from rich.padding import Padding
     from rich.table import Table
@@ -127,7 +148,7 @@ def gallery_entry(
         for rank, one in enumerate(captions)
     ]
     title = Text(name, "cyan", overflow="fold")
-    facts = Text(f"confidence {confidence:.0%} · {seconds:.2f} s", "dim", overflow="fold")
+    facts = Text(f"confidence {confidence:.0%} · {seconds:.2f} s{more}", "dim", overflow="fold")
     row = Table.grid(padding=(0, 2, 0, 0))
     row.add_column(no_wrap=True)
     row.add_column(ratio=1, vertical="middle")

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from meshcap.captioner import Captioner
 
 SHOWN = 256  # pixels of a picture in a report
-AS_PUBLISHED = CaptionOptions(good_endings=False)
+AS_PUBLISHED = CaptionOptions(good_endings=False, shorten=False, names=False)
 Pixels = TypeVar("Pixels")
 Progress = Callable[[int, int], object]  # done, of how many
 

@@ -137,7 +137,8 @@ def explain(
     if runners_up < 1:
         raise MeshcapError(f"runners_up is {runners_up}, expected 1 or more")
     regions, shown, window = _seen(captioner, picture)
-    options = options or CaptionOptions()
+    # Every word of the model's own is explained: nothing is left out, and nothing said that its vocabulary lacks.
+    options = replace(options or CaptionOptions(), shorten=False, names=False)
     if options.n == 1:
         options = replace(options, n=min(LISTED, options.search().width))
     hypotheses = captioner.search(regions, options)

@@ -42,6 +42,12 @@ class CaptionWord(BaseModel):
     attention: list[float] | None = Field(None, description="A weight for each region, where it was asked for.")
 
 
+class TagOut(BaseModel):
+    name: str
+    kind: str = Field(description="object, scene, name or colour.")
+    probability: float = Field(description="That it is there; of a colour, its share of the picture.")
+
+
 class CaptionOut(BaseModel):
     caption: str = Field(description="As a person would write it.")
     confidence: float = Field(description="0 to 1: how far the caption may be trusted.")
@@ -51,6 +57,7 @@ class CaptionOut(BaseModel):
     finished: bool = Field(description="False: cut off at the greatest length.")
     missing: int = Field(description="Required words that could not be fitted in.")
     withheld: bool = Field(description="True: below min_confidence, so without its words.")
+    shortened: bool = Field(False, description="True: trusted little as a whole, so without what was not sure.")
     warning: str | None = Field(None, description="Such as required words that do not suit the picture.")
 
 
@@ -76,7 +83,9 @@ class PictureOut(BaseModel):
     finished: bool | None = None
     missing: int | None = None
     withheld: bool | None = None
+    shortened: bool | None = None
     warning: str | None = None
+    tags: list[TagOut] | None = Field(None, description="Keywords, where they were asked for.")
     alternatives: list[CaptionOut] | None = Field(None, description="The next best, where n is above 1.")
     regions: RegionsOut | None = Field(None, description="Where attention was asked for.")
     error: ErrorOut | None = None
@@ -129,6 +138,8 @@ def picture_out(found: CaptionedPicture | MeshcapError) -> PictureOut:
         return PictureOut(error=error_out(found))
     caption = found.caption
     answer = PictureOut(**dict(_caption_out(caption)))
+    if caption.tags:
+        answer.tags = [TagOut(**tag.to_dict()) for tag in caption.tags]
     if caption.alternatives:
         answer.alternatives = [_caption_out(one) for one in caption.alternatives]
     if caption.attention is not None and found.boxes is not None:
@@ -168,6 +179,7 @@ def _caption_out(caption: Caption) -> CaptionOut:
         finished=caption.finished,
         missing=caption.missing,
         withheld=caption.withheld,
+        shortened=caption.shortened and not caption.withheld,
         warning=caption.warning or None,
     )
 

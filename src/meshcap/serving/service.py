@@ -184,7 +184,7 @@ class Batcher:
     def _describe(self, jobs: Sequence[PendingPicture], seen: Any) -> None:
         options = jobs[0].options
         try:
-            captions = self.captioner.say(self.captioner.search(seen, options), options)
+            captions = self.captioner.describe(seen, options, pixels=[job.pixels for job in jobs])
             boxes = getattr(seen, "boxes", None) if options.attention else None
             boxes = None if boxes is None else np.asarray(boxes.float().cpu())
         except Exception as error:

@@ -53,6 +53,15 @@ OPEN_ENDINGS = BAD_ENDINGS | frozenset(
 )
 
 
+# Words that open a further phrase of a caption ("a dog | on a bench"), and what an "and" must be followed by to do so.
+OPENERS = frozenset(
+    """
+    on in at by with for from into onto over under near behind beside between through along across against around above
+    below inside outside towards upon beneath among next down up off to that which while as and or
+    """.split()
+)
+COUNTED = frozenset("a an the two three four some several many his her its their other another".split())
+
 ARTICLES = ("a", "an")
 # Where the first letter misleads: "an hour", "a unicorn", "a one-way street".
 VOWEL_SOUND = ("hour", "honest", "honor", "honour", "heir")
@@ -81,6 +90,19 @@ def fit_articles(words: Sequence[str], new: Collection[int], proper: Collection[
         elif place not in proper and before in ARTICLES:
             fitting[place - 1] = with_article(fitting[place])
     return fitting
+
+
+def phrase_starts(words: Sequence[str]) -> list[int]:
+    """Places before which a caption may end, and what comes before is whole: "a dog | sitting | on a bench"."""
+    found = []
+    for place in range(2, len(words)):
+        word, before, after = words[place], words[place - 1], words[place + 1 : place + 2]
+        opens = word in OPENERS or (word.endswith("ing") and before not in COUNTED)
+        if word in ("and", "or") and not COUNTED.intersection(after):  # "black and white", "meat and carrots"
+            opens = False
+        if opens and before not in OPENERS | OPEN_ENDINGS:
+            found.append(place)
+    return found
 
 
 def join_words(words: Iterable[str], tokenizer: str = "ptb") -> str:

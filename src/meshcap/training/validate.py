@@ -43,7 +43,7 @@ class Validator:
         self.tokenizer, self.batch = tokenizer, batch
         longest = min(max_length, parts.model.config.max_length)
         # As published figures are made: captions may end on any word.
-        self.options = CaptionOptions(beams=beams, max_words=longest - 1, good_endings=False)
+        self.options = CaptionOptions(beams=beams, max_words=longest - 1, good_endings=False, shorten=False)
         self.captioner = Captioner(copy.deepcopy(parts.model).to(dtype).requires_grad_(False), parts.vocabulary)
 
     @torch.no_grad()

@@ -1,0 +1,277 @@
+"""Names: what captions have no word for, read from the cells of an image encoder by a linear head.
+
+COCO's captions never name a raccoon or a rocket, so a captioner that learned from them says "cat" or "tower". A head on
+the mean of the encoder's cells knows such names (softmax over ImageNet's classes and some more) and which things and
+places people would mention (a sigmoid each). It is used for keywords (`Names.tags`) and for captions: where the head is
+sure of a name, the name takes that share of the probability of the words that it is mistaken for
+(`meshcap.decoding.extension`); where it is sure of the kind alone ("bird", "insect", "animal"), that word does.
+
+A model folder keeps it in two files: `names.safetensors` (weights, 8 bits) and `names.json` (what they mean).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from meshcap.caption import Tag
+from meshcap.decoding.extension import Extension, Shares
+from meshcap.errors import MeshcapError
+from meshcap.files import write_text
+from meshcap.folders import NAMES, NAMES_TABLE, find_optional, read_config
+from meshcap.regions import Regions
+from meshcap.text import Vocabulary
+from meshcap.weights import dequantise, quantise, read_weights, save_weights
+
+SURE, SURE_OF_KIND = 0.5, 0.7  # least probabilities of a name and of a kind that captions may say
+TAGGED = 0.25  # of a name that is a tag
+TENSORS = ("names.weight", "names.bias", "words.weight", "words.bias", "centre", "spread")
+
+
+class Named(NamedTuple):
+    """What the head says of B pictures."""
+
+    names: Tensor  # (B, C) probabilities that sum to 1
+    words: Tensor  # (B, K) a probability each
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Names of one kind, and what captions say in their place."""
+
+    word: str  # a broad word for all of them; empty: there is none
+    plural: str
+    kin: tuple[str, ...]  # words of captions that it is mistaken for
+    plural_kin: tuple[str, ...]
+    stand_in: str  # read back where the vocabulary has no such name
+    plural_stand_in: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """What the outputs mean.
+
+    `said` has the names that captions may use, each with its plural and its kind; `said_as` says which of them each
+    class is called (-1: none; captions have words for it, or it is not said).
+    """
+
+    names: tuple[str, ...]  # (C) as tags have them
+    said: tuple[tuple[str, str, str], ...]  # (S) word, plural, kind
+    said_as: tuple[int, ...]  # (C)
+    kinds: Mapping[str, Kind]
+    words: tuple[tuple[str, str], ...]  # (K) word, and whether it is an object or a scene
+    sure: float = SURE
+    sure_of_kind: float = SURE_OF_KIND
+    source: Mapping[str, Any] = field(default_factory=dict)  # for people to read
+
+    def __post_init__(self) -> None:
+        if len(self.names) != len(self.said_as) or not all(-1 <= one < len(self.said) for one in self.said_as):
+            raise MeshcapError(f"{len(self.names)} names are said as {len(self.said_as)} others: expected one for each")
+        for word, _, kind in self.said:
+            if kind not in self.kinds:
+                raise MeshcapError(f"{word!r} is of the kind {kind!r}, which is not described")
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "names": list(self.names),
+            "said": [list(one) for one in self.said],
+            "said_as": list(self.said_as),
+            "kinds": {name: vars(kind) for name, kind in self.kinds.items()},
+            "words": [list(one) for one in self.words],
+            "sure": self.sure,
+            "sure_of_kind": self.sure_of_kind,
+            "source": dict(self.source),
+        }
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> Self:
+        """
+        Raises:
+            MeshcapError: something is missing, or of another form.
+        """
+        try:
+            kinds = {
+                str(name): Kind(
+                    word=str(kind["word"]),
+                    plural=str(kind["plural"]),
+                    kin=tuple(map(str, kind["kin"])),
+                    plural_kin=tuple(map(str, kind["plural_kin"])),
+                    stand_in=str(kind["stand_in"]),
+                    plural_stand_in=str(kind["plural_stand_in"]),
+                )
+                for name, kind in given["kinds"].items()
+            }
+            return cls(
+                names=tuple(map(str, given["names"])),
+                said=tuple((str(word), str(plural), str(kind)) for word, plural, kind in given["said"]),
+                said_as=tuple(int(one) for one in given["said_as"]),
+                kinds=kinds,
+                words=tuple((str(word), str(kind)) for word, kind in given["words"]),
+                sure=float(given["sure"]),
+                sure_of_kind=float(given["sure_of_kind"]),
+                source=dict(given.get("source", {})),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise MeshcapError(f"the table of names cannot be read: {type(error).__name__} {error}") from error
+
+
+class Names:
+    """The head. `look` at Regions, then ask for tags or for words that a search may say."""
+
+    def __init__(self, weights: Mapping[str, Tensor], table: Table):
+        missing = [name for name in TENSORS if name not in weights]
+        if missing:
+            raise MeshcapError(f"the head for names lacks {missing[0]}")
+        self.table, self.weights = table, {name: weights[name].float() for name in TENSORS}
+        self.width = self.weights["centre"].numel()
+        shapes = {
+            "names.weight": (len(table.names), self.width),
+            "names.bias": (len(table.names),),
+            "words.weight": (len(table.words), self.width),
+            "words.bias": (len(table.words),),
+            "spread": (self.width,),
+        }
+        for name, shape in shapes.items():
+            if tuple(self.weights[name].shape) != shape:
+                raise MeshcapError(f"{name} of the head for names is {tuple(weights[name].shape)}, expected {shape}")
+        said = torch.zeros(len(table.names), len(table.said))
+        for place, one in enumerate(table.said_as):
+            if one >= 0:
+                said[place, one] = 1
+        self.said = said  # (C, S) which names are said as which words
+        kinds = {name: place for place, name in enumerate(table.kinds)}
+        self.of_kind = torch.zeros(len(table.said), len(kinds))
+        for place, (_, _, kind) in enumerate(table.said):
+            self.of_kind[place, kinds[kind]] = 1
+
+    @classmethod
+    def load(cls, name_or_folder: str | Path, **hub: Any) -> Self | None:
+        """The head of a model folder, or of a model on the hub; None where it has none.
+
+        Raises:
+            MeshcapError: files that do not fit each other.
+        """
+        path = find_optional(name_or_folder, NAMES, **hub)
+        table = None if path is None else find_optional(name_or_folder, NAMES_TABLE, **hub)
+        if path is None or table is None:
+            return None
+        try:
+            return cls(dequantise(read_weights(path), owner=str(path)), Table.from_dict(read_config(table)))
+        except MeshcapError as error:
+            raise MeshcapError(f"{path}: {error}") from error
+
+    def save(self, folder: str | Path) -> None:
+        """Write both files into a model folder."""
+        folder = Path(folder)
+        save_weights(folder / NAMES, quantise(self.weights, exact=("centre", "spread")))
+        lines = (
+            f" {json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}"
+            for name, value in self.table.to_dict().items()
+        )
+        write_text(folder / NAMES_TABLE, "{\n" + ",\n".join(lines) + "\n}\n")
+
+    @torch.no_grad()
+    def look(self, regions: Regions) -> Named:
+        """
+        Raises:
+            MeshcapError: cells of another encoder.
+        """
+        if regions.features.shape[-1] != self.width:
+            raise MeshcapError(
+                f"the head for names reads {self.width} numbers a cell, not {regions.features.shape[-1]}"
+            )
+        pooled = _mean(regions).float().cpu()  # (B, D)
+        pooled = (pooled - self.weights["centre"]) / self.weights["spread"]
+        names = pooled @ self.weights["names.weight"].T + self.weights["names.bias"]
+        words = pooled @ self.weights["words.weight"].T + self.weights["words.bias"]
+        return Named(names.softmax(-1), words.sigmoid())
+
+    def tags(self, named: Named) -> list[list[Tag]]:
+        """The things, places and names of each picture, with their probabilities."""
+        found = []
+        for names, words in zip(named.names.tolist(), named.words.tolist(), strict=True):
+            tags = [Tag(name, "name", p) for name, p in zip(self.table.names, names, strict=True) if p >= TAGGED]
+            tags += [Tag(word, kind, p) for (word, kind), p in zip(self.table.words, words, strict=True)]
+            found.append(tags)
+        return found
+
+    def choose(self, named: Named) -> list[tuple[str, float] | None]:
+        """For each picture the word that captions may say: a name, or the word for its kind; and its probability."""
+        said = named.names @ self.said  # (B, S)
+        kinds = said @ self.of_kind  # (B, kinds)
+        chosen: list[tuple[str, float] | None] = []
+        for by_name, by_kind in zip(said, kinds, strict=True):
+            name, kind = int(by_name.argmax()), int(by_kind.argmax())
+            word = list(self.table.kinds.values())[kind].word
+            if float(by_name[name]) >= self.table.sure:
+                chosen.append((self.table.said[name][0], float(by_name[name])))
+            elif word and float(by_kind[kind]) >= self.table.sure_of_kind:
+                chosen.append((word, float(by_kind[kind])))
+            else:
+                chosen.append(None)
+        return chosen
+
+    def extension(self, named: Named, vocabulary: Vocabulary, *, after: int = 0) -> Extension | None:
+        """Words that a search over these pictures may say beside its own; None: there are none.
+
+        Each comes in the singular and in the plural, and takes its probability as a share of that of its kin. `after` is
+        how many other words for the moment come before these.
+        """
+        chosen = self.choose(named)
+        forms = {word: (plural, self.table.kinds[kind]) for word, plural, kind in self.table.said}
+        forms |= {kind.word: (kind.plural, kind) for kind in self.table.kinds.values() if kind.word}
+        words, stand_in, kin, share = list[str](), list[int](), list[tuple[int, ...]](), list[list[float]]()
+        for word in dict.fromkeys(one[0] for one in chosen if one is not None):
+            plural, kind = forms[word]
+            row = [one[1] if one is not None and one[0] == word else 0.0 for one in chosen]
+            for form, among, instead in (
+                (word, kind.kin, kind.stand_in),
+                (plural, kind.plural_kin, kind.plural_stand_in),
+            ):
+                ids = tuple(vocabulary.id(one) for one in among if one in vocabulary and one not in (word, plural))
+                if not ids or form in words:
+                    continue
+                words.append(form)
+                stand_in.append(vocabulary.id(form if form in vocabulary else instead))
+                kin.append(ids)
+                share.append(row)
+        if not words:
+            return None
+        known = len(vocabulary) + after
+        shares = Shares(tuple(range(known, known + len(words))), tuple(kin), torch.tensor(share).T)
+        return Extension(tuple(words), tuple(stand_in), shares)
+
+    def plurals(self) -> dict[str, str]:
+        """The plural of every word that `extension` may give."""
+        found = {word: plural for word, plural, _ in self.table.said}
+        return found | {kind.word: kind.plural for kind in self.table.kinds.values() if kind.word}
+
+
+def _mean(regions: Regions) -> Tensor:
+    """The mean of the cells that are there: (B, D)."""
+    features = regions.features.float()
+    if regions.mask is None:
+        return features.mean(1)
+    there = regions.mask[..., None].float()
+    return (features * there).sum(1) / there.sum(1).clamp_min(1)
+
+
+def agree(words: Sequence[str], places: Sequence[int], plurals: Mapping[str, str]) -> dict[int, str]:
+    """Words at these places in the number that the words before them ask for: "a camels" as "a camel"."""
+    singular = {plural: word for word, plural in plurals.items()}
+    found: dict[int, str] = {}
+    for place in places:
+        for before in reversed(words[max(0, place - 4) : place]):
+            if before in ("a", "an", "one"):
+                found[place] = singular.get(words[place], words[place])
+                break
+            if before in ("of", "two", "three", "four", "five", "several", "some", "many", "are"):
+                found[place] = plurals.get(words[place], words[place])
+                break
+    return found

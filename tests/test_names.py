@@ -1,0 +1,150 @@
+"""Names: a head over cells, what it may say, and captions that say it."""
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+import tiny
+from meshcap import Captioner, CaptionOptions, MeshcapError, Regions
+from meshcap.calibration import Calibration
+from meshcap.names import Kind, Names, Table, agree
+from meshcap.text import Vocabulary
+from meshcap.text.sentence import phrase_starts
+
+WORDS = ["<unk>", "<pad>", "<bos>", "<eos>", "a", "cat", "dog", "cats", "animal", "sits"]
+ANIMAL = Kind("animal", "animals", ("cat", "dog", "animal"), ("cats",), "cat", "cats")
+TABLE = Table(
+    names=("tabby", "okapi", "red panda", "wombat"),
+    said=(("okapi", "okapis", "animal"), ("red panda", "red pandas", "animal"), ("wombat", "wombats", "animal")),
+    said_as=(-1, 0, 1, 2),
+    kinds={"animal": ANIMAL},
+    words=(("grass", "object"), ("zoo", "scene")),
+    sure=0.6,
+    sure_of_kind=0.7,
+)
+CELL = tiny.WIDTH
+
+
+def head(table: Table = TABLE, scale: float = 8.0) -> Names:
+    """Name c is read from number c of the cells, word k from number 4 + k."""
+    names, words = torch.eye(len(table.names), CELL) * scale, torch.zeros(2, CELL)
+    words[0, 4] = words[1, 5] = scale
+    return Names(
+        {
+            "names.weight": names, "names.bias": torch.zeros(len(names)), "words.weight": words,
+            "words.bias": torch.full((2,), -scale / 2), "centre": torch.zeros(CELL), "spread": torch.ones(CELL),
+        },
+        table,
+    )  # fmt: skip
+
+
+def cells(*rows: dict[int, float]) -> Regions:
+    """Two cells a picture whose mean has these numbers."""
+    mean = torch.zeros(len(rows), CELL)
+    for at, row in enumerate(rows):
+        for place, value in row.items():
+            mean[at, place] = value
+    return Regions(torch.stack((mean * 0.5, mean * 1.5), 1))
+
+
+def test_the_head_reads_the_mean_of_the_cells() -> None:
+    named = head().look(cells({1: 1.0}, {4: 1.0}))
+    weight = torch.tensor([0.0, 8.0, 0.0, 0.0]).exp()
+    assert torch.allclose(named.names[0], weight / weight.sum())
+    assert torch.allclose(named.words[1], torch.tensor([1 / (1 + torch.e**-4), 1 / (1 + torch.e**4)]).float())
+    padded = Regions.collate([torch.eye(CELL)[:1], torch.zeros(2, CELL)])
+    assert torch.allclose(head().look(padded).names[0], head().look(cells({0: 1.0})).names[0])
+    with pytest.raises(MeshcapError, match="6 numbers a cell, not 3"):
+        head().look(Regions(torch.zeros(1, 2, 3)))
+
+
+def test_a_name_is_said_where_it_is_sure_and_its_kind_where_only_that_is() -> None:
+    unsure = {1: 0.5, 2: 0.5, 3: 0.5}
+    chosen = head().choose(head().look(cells({2: 1.0}, unsure, {0: 1.0}, {})))
+    assert [None if one is None else one[0] for one in chosen] == ["red panda", "animal", None, "animal"]
+    assert chosen[0][1] == pytest.approx(0.999, abs=1e-3)
+
+
+def test_files_keep_a_head(tmp_path: Path) -> None:
+    head().save(tmp_path)
+    again = Names.load(tmp_path)
+    assert again is not None and again.table == TABLE
+    regions = cells({1: 0.7, 5: 1.0})
+    for ours, theirs in zip(head().look(regions), again.look(regions), strict=True):
+        assert torch.allclose(ours, theirs, atol=0.02)
+    (tmp_path / "names.json").write_text('{"names": []}')
+    with pytest.raises(MeshcapError, match=r"names\.safetensors.*table of names"):
+        Names.load(tmp_path)
+    assert Names.load(tmp_path / "..") is None
+
+
+def test_names_take_from_what_they_are_mistaken_for() -> None:
+    vocabulary = Vocabulary(WORDS)
+    found = head().extension(head().look(cells({1: 1.0}, {0: 1.0})), vocabulary)
+    assert found is not None and found.words == ("okapi", "okapis")
+    assert found.stand_in == (vocabulary.id("cat"), vocabulary.id("cats"))
+    assert found.shares.kin == (tuple(vocabulary.id(w) for w in ("cat", "dog", "animal")), (vocabulary.id("cats"),))
+    assert found.shares.share[1].tolist() == [0.0, 0.0]  # of the tabby, a cat
+    assert found.shares.share[0, 0] > 0.99
+    broad = head().extension(head().look(cells({})), vocabulary)
+    assert broad is not None and broad.words == ("animal", "animals")
+    assert vocabulary.id("animal") not in broad.shares.kin[0]
+    assert head().extension(head().look(cells({0: 1.0})), vocabulary) is None
+
+
+def test_captions_say_names_with_the_right_article_and_number() -> None:
+    model = tiny.build("m2-no-boxes", seed=10, vocab_size=len(WORDS))
+    plain = Captioner(model, Vocabulary(WORDS))
+    named = Captioner(model, Vocabulary(WORDS), names=head())
+    regions = cells({1: 1.0})
+    without = plain.caption(regions, max_words=6)[0].words
+    said = named.caption(regions, max_words=6)[0].words
+    assert not {"cat", "dog", "animal"} & set(said)
+    assert {"cat", "dog", "animal", "cats"} & set(without) and {"okapi", "okapis"} & set(said)
+    assert all(after != "okapis" for before, after in pairwise(said) if before == "a")
+    assert named.caption(regions, max_words=6, names=False)[0].words == without
+
+
+def test_number_agrees_with_what_comes_before() -> None:
+    plurals = {"camel": "camels", "okapi": "okapis"}
+    assert agree("a brown camels standing".split(), [2], plurals) == {2: "camel"}
+    assert agree("a herd of camel".split(), [3], plurals) == {3: "camels"}
+    assert agree("two big okapi".split(), [2], plurals) == {2: "okapis"}
+    assert agree("the camel".split(), [1], plurals) == {}
+
+
+def test_phrases_of_a_caption() -> None:
+    def parts(text: str) -> list[str]:
+        words = text.split()
+        places = [0, *phrase_starts(words), len(words)]
+        return [" ".join(words[a:b]) for a, b in pairwise(places)]
+
+    assert parts("a black and white dog sitting on top of a bench") == [
+        "a black and white dog", "sitting", "on top of a bench",
+    ]  # fmt: skip
+    assert parts("a man and a woman next to a car") == ["a man", "and a woman", "next to a car"]
+    assert parts("a group of people") == ["a group of people"]
+
+
+def test_a_caption_that_is_trusted_little_says_less() -> None:
+    words = [*WORDS[:4], "a", "dog", "on", "the", "bed"]
+    log_probs = {"a": -0.1, "dog": -0.2, "on": -0.1, "the": -0.1, "bed": -2.0}
+    speaker = Captioner(tiny.build("m2", seed=10, vocab_size=len(words)), Vocabulary(words))
+    (found,) = speaker.caption(tiny.pictures(3), max_words=5, n=1)
+    likely = [*(log_probs[word] for word in words[4:]), -0.1]
+    given = replace(found, words=words[4:], log_probs=likely, finished=True, confidence=0.6)
+    options = CaptionOptions()
+    assert speaker._shorten(given, options) is given  # no measured confidence: nothing to go by
+    speaker.calibration = Calibration({"mean": 1.0}, (-3.0, 0.0), (0.0, 1.0))
+    less = speaker._shorten(given, options)
+    assert (less.text, less.shortened, less.words) == ("A dog.", True, ["a", "dog"])
+    assert less.log_probs == [-0.1, -0.2]
+    assert less.to_dict()["shortened"] is True
+    assert speaker._shorten(replace(given, confidence=0.9), options).text == given.text
+    assert speaker._shorten(given, replace(options, min_words=4)) is given
+    assert speaker._shorten(given, replace(options, must=("bed",))) is given
+    sure = replace(given, log_probs=[-0.3] * 6)
+    assert speaker._shorten(sure, options) is sure  # unlikely as a whole, and no word of it stands out
