@@ -248,7 +248,7 @@ class Captioner:
         memory = self._recollect(regions)
         if extension is None and options.names and self.names is not None:
             named = named or self.names.look(regions)
-            extension = self.names.extension(named, self.vocabulary, after=len(memory.words) if memory else 0)
+            extension = self.names.extension(named, self.vocabulary, but=memory.words if memory else ())
         new = (*(memory.words if memory else ()), *(extension.words if extension else ()))
         if not new or not (options.must or options.must_not):
             strategy, rules = self.plan(options)

@@ -217,11 +217,11 @@ class Names:
                 chosen.append(None)
         return chosen
 
-    def extension(self, named: Named, vocabulary: Vocabulary, *, after: int = 0) -> Extension | None:
+    def extension(self, named: Named, vocabulary: Vocabulary, *, but: Sequence[str] = ()) -> Extension | None:
         """Words that a search over these pictures may say beside its own; None: there are none.
 
-        Each comes in the singular and in the plural, and takes its probability as a share of that of its kin. `after` is
-        how many other words for the moment come before these.
+        Each comes in the singular and in the plural, and takes its probability as a share of that of its kin. Words of
+        `but` are left out: something else says them already.
         """
         chosen = self.choose(named)
         forms = {word: (plural, self.table.kinds[kind]) for word, plural, kind in self.table.said}
@@ -235,7 +235,7 @@ class Names:
                 (plural, kind.plural_kin, kind.plural_stand_in),
             ):
                 ids = tuple(vocabulary.id(one) for one in among if one in vocabulary and one not in (word, plural))
-                if not ids or form in words:
+                if not ids or form in words or form in but:
                     continue
                 words.append(form)
                 stand_in.append(vocabulary.id(form if form in vocabulary else instead))
@@ -243,7 +243,7 @@ class Names:
                 share.append(row)
         if not words:
             return None
-        known = len(vocabulary) + after
+        known = len(vocabulary)
         shares = Shares(tuple(range(known, known + len(words))), tuple(kin), torch.tensor(share).T)
         return Extension(tuple(words), tuple(stand_in), shares)
 
