@@ -1,0 +1,486 @@
+"""How the captioner in the package learned to read a memory: 3.6 M weights beside an M² that stays as it is.
+
+    python recipes/memory_level.py prepare dataset_coco.json.gz train2017 DATA
+    python recipes/memory_level.py train DATA OUT --objects objects.json.gz --minutes 12     # on one GPU of 80 GB
+
+`prepare` writes the pictures as the captioner reads them (18 GB) and all captions as ids. `train`:
+
+1. looks at all pictures once; their regions stay on the device;
+2. finds, for each, the nearest among the training pictures (itself and ten duplicates of val and test left out);
+3. lets the level learn, first by cross-entropy, which is short because it draws captions away from what self-critical
+   training made of them, then by that (CIDEr-D and objects, as in recipes/coco.sh);
+4. captions val and test with and without memory: COCO's results files for `meshcap score`.
+
+What is remembered is drawn at random: how many entries, which of their captions, now and then those of any picture, so
+that the gate learns to close. In a quarter of the pictures one noun of what is remembered is made a word that nobody
+knows: saying it counts as the noun, saying the noun counts as nothing. So it learns to copy. Regions are hidden at
+random: the captioner has learned these very pictures, and would otherwise need no memory. Nothing is learned from
+pictures without memory, since there the level changes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import gzip
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from meshcap import Captioner
+from meshcap.decoding import Beam, Graphs, Greedy, Rules, Sampling, Strategy, decode
+from meshcap.metrics.reward import CiderReward
+from meshcap.metrics.reward_objects import ObjectReward
+from meshcap.models.memory_level import Memories, MemoryConfig, MemoryLevel, Remembering, picture_vectors
+from meshcap.options import CaptionOptions
+from meshcap.regions import Regions
+from meshcap.text import Vocabulary
+from meshcap.text.tokenizers import tokenize_each
+from meshcap.training.losses import advantages
+
+SPLITS = {"train": 0, "restval": 0, "val": 1, "test": 2}
+# Training pictures that are also in val or test: `meshcap data check` finds them.
+DUPLICATES = {113159, 139571, 212646, 23587, 388662, 397819, 445323, 484069, 48636, 75906}
+LONGEST, READ = 21, 16  # words of a caption, and of a remembered one
+NEAREST = 32  # that memories are drawn from
+MADE_UP, FAR = 0.25, 0.15  # shares of pictures with a made-up word, and with memories of any other picture
+HIDDEN = 0.3  # of the regions
+WAYS = {"12x1": (12, 1), "6x2": (6, 2), "4x3": (4, 3), "3x4": (3, 4), "1x5": (1, 5)}  # entries, captions of each
+AFTER_NOUNS = "in on with and is are that next near standing sitting at of by , .".split()
+NO_THINGS = "top front back side it other one lot couple group bunch pair ground two".split()
+
+
+# Preparing.
+
+
+def caption_table(path: Path, vocabulary: Vocabulary) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """Ids of pictures, splits (P,), and captions (P, 5, 21) of Karpathy's file."""
+    images = json.loads((gzip.open if path.suffix == ".gz" else open)(path).read())["images"]
+    texts = [[one["raw"] for one in image["sentences"]][:5] for image in images]
+    tokens = tokenize_each(vocabulary.tokenizer, (text for five in texts for text in five))
+    ids = np.full((len(images), 5, LONGEST), vocabulary.pad, np.int16)
+    for row, five in enumerate(texts):
+        for place in range(5):
+            if place < len(five):
+                words = vocabulary.encode(next(tokens))[:LONGEST]
+                ids[row, place, : len(words)] = words
+            else:
+                ids[row, place] = ids[row, 0]
+    names = [str(image["cocoid"]) for image in images]
+    return names, np.array([SPLITS[image["split"]] for image in images], np.int8), ids
+
+
+def nouns(ids: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
+    """Which words name things (V,): those that often stand between an article and what follows a noun."""
+    flat = ids.reshape(-1, ids.shape[-1]).astype(np.int64)
+    count = np.bincount(flat.ravel(), minlength=len(vocabulary))
+    article = np.isin(flat, [vocabulary.id(word) for word in ("a", "an", "the")])
+    after = np.isin(flat, [*(vocabulary.id(word) for word in AFTER_NOUNS), vocabulary.pad])
+    hits = np.zeros(len(vocabulary))
+    np.add.at(hits, flat[:, 1:-1][article[:, :-2] & after[:, 2:]], 1)
+    found = (count >= 30) & (hits / np.maximum(count, 1) > 0.12)
+    special = (vocabulary.unk, vocabulary.pad, vocabulary.bos, vocabulary.eos)
+    found[[*special, *(vocabulary.id(word) for word in NO_THINGS)]] = False
+    return found
+
+
+def prepare(captions: Path, pictures: Path, out: Path, model: str) -> None:
+    captioner = Captioner.from_pretrained(model, device="cpu")
+    out.mkdir(parents=True, exist_ok=True)
+    names, split, ids = caption_table(captions, captioner.vocabulary)
+    there = [row for row, name in enumerate(names) if (pictures / f"{int(name):012d}.jpg").is_file()]
+    first = captioner.read(pictures / f"{int(names[there[0]]):012d}.jpg")
+    shape = (len(there), *first.shape[1:], 3)
+    pixels = np.lib.format.open_memmap(out / "pixels.npy", "w+", np.uint8, shape)
+    with ThreadPoolExecutor() as pool:
+        read = pool.map(lambda row: captioner.read(pictures / f"{int(names[row]):012d}.jpg"), there)
+        for place, one in enumerate(read):
+            pixels[place] = one.transpose(1, 2, 0)
+    noun = nouns(ids[split == 0], captioner.vocabulary)
+    kept = np.array([int(names[row]) for row in there])
+    np.savez_compressed(out / "captions.npz", names=kept, split=split[there], ids=ids[there], noun=noun)
+
+
+# Memories.
+
+
+@dataclass
+class Pictures:
+    """P pictures on the device: regions (P, N, F), vectors (P, F), captions (P, 5, 21)."""
+
+    cells: Tensor
+    boxes: Tensor
+    vectors: Tensor
+    captions: Tensor
+
+    def regions(self, at: Tensor, hidden: float = 0.0) -> Regions:
+        features, boxes = self.cells[at], self.boxes.expand(len(at), -1, -1)
+        if hidden:
+            keep = torch.rand(features.shape[:2], device=at.device).topk(round(features.shape[1] * (1 - hidden)))
+            places = keep.indices[..., None]
+            features = features.gather(1, places.expand(-1, -1, features.shape[-1]))
+            boxes = boxes.gather(1, places.expand(-1, -1, 4))
+        return Regions(features, boxes)
+
+
+def look(captioner: Captioner, pixels: np.ndarray, size: int = 512) -> tuple[Tensor, Tensor]:
+    """Regions (P, N, F) of pictures (P, H, W, 3) and their boxes (1, N, 4)."""
+    assert captioner.vision is not None
+    found, boxes = None, None
+    with torch.no_grad(), ThreadPoolExecutor(8) as pool:
+        starts = range(0, len(pixels), size)
+        parts = pool.map(lambda start: np.array(pixels[start : start + size]), starts)
+        for start, part in zip(starts, parts, strict=True):
+            seen = captioner.vision(torch.from_numpy(part).to(captioner.device).permute(0, 3, 1, 2).contiguous())
+            if found is None:
+                shape = (len(pixels), *seen.features.shape[1:])
+                found = torch.empty(shape, dtype=captioner.model.dtype, device=captioner.device)
+                boxes = seen.boxes[:1].to(captioner.model.dtype)
+            found[start : start + len(part)] = seen.features
+    assert found is not None and boxes is not None
+    return found, boxes
+
+
+def mean_vectors(cells: Tensor, middle: Tensor | None = None) -> Tensor:
+    return torch.cat([picture_vectors(Regions(part), middle) for part in cells.split(1024)])
+
+
+def middle_of(cells: Tensor, at: Tensor) -> Tensor:
+    """What the vectors of pictures have in common."""
+    return torch.cat([F.normalize(cells[part].float(), dim=-1).mean(1) for part in at.split(1024)]).mean(0)
+
+
+def nearest(
+    queries: Tensor, vectors: Tensor, store: Tensor, k: int, own: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The k nearest of `store` (places in `vectors`) with similarities; `own`: places of the queries, left out."""
+    places, similarities = [], []
+    for start in range(0, len(queries), 2048):
+        part = queries[start : start + 2048]
+        found = part @ vectors[store].T
+        if own is not None:
+            found.masked_fill_(own[start : start + 2048, None] == store, -2)
+        best = found.topk(min(k, len(store) - (own is not None)))
+        places.append(store[best.indices])
+        similarities.append(best.values)
+    return torch.cat(places), torch.cat(similarities)
+
+
+@dataclass
+class Shelf:
+    """Draws memories: ids (B, C, T), similarities and ranks (B, C)."""
+
+    pictures: Pictures
+    vocabulary: Vocabulary
+    captions: int  # C
+
+    def memories(self, entries: Tensor, similarity: Tensor, each: int, chosen: Tensor | None = None) -> list[Tensor]:
+        """`each` captions of entries (B, n); `chosen` (B, n, each) says which of the five."""
+        count, n = entries.shape
+        if chosen is None:
+            chosen = torch.arange(each, device=entries.device).expand(count, n, each)
+        ids = self.pictures.captions[entries[..., None], chosen][..., :READ].flatten(1, 2)[:, : self.captions]
+        similarity = similarity[..., None].expand(-1, -1, each).flatten(1)[:, : self.captions]
+        rank = torch.arange(n, device=entries.device)[None, :, None].expand(count, -1, each).flatten(1)
+        rank = rank[:, : self.captions]
+        # Words that the vocabulary lacks are taken out, and what follows moves up.
+        real = (ids != self.vocabulary.pad) & (ids != self.vocabulary.unk)
+        order = (~real).int().sort(dim=-1, stable=True).indices
+        ids = ids.masked_fill(~real, self.vocabulary.pad).gather(-1, order)
+        missing = self.captions - ids.shape[1]
+        ids = F.pad(ids, (0, 0, 0, missing), value=self.vocabulary.pad)
+        return [ids, F.pad(similarity, (0, missing)), F.pad(rank, (0, missing))]
+
+    def any_of(self, at: Tensor, store: Tensor, n: int, seed: int | None = None) -> tuple[Tensor, Tensor]:
+        """n entries of a store at random, the most similar first."""
+        generator = None if seed is None else torch.Generator(at.device).manual_seed(seed)
+        entries = store[torch.randint(len(store), (len(at), n), device=at.device, generator=generator)]
+        similarity = (self.pictures.vectors[entries] * self.pictures.vectors[at][:, None]).sum(-1)
+        similarity, order = similarity.sort(-1, descending=True)
+        return entries.gather(1, order), similarity
+
+    def draw(
+        self, at: Tensor, near: Tensor, similar: Tensor, store: Tensor, noun: Tensor, kin: Tensor
+    ) -> tuple[Memories, Tensor, Tensor]:
+        """Memories of training pictures `at`; the noun of each that became a new word (-1: none), and that word."""
+        count, device, pad = len(at), at.device, self.vocabulary.pad
+        n, each = [(12, 1), (12, 1), (6, 2), (4, 3), (3, 4), (2, 5), (1, 5)][int(torch.randint(7, ()))]
+        n = min(n, near.shape[1])
+        some = torch.rand(count, near.shape[1], device=device).topk(n).indices.sort(-1).values
+        first = torch.arange(n, device=device).expand(count, -1)
+        pick = torch.where(torch.rand(count, 1, device=device) < 0.7, first, some)
+        entries, similarity = near[at].gather(1, pick), similar[at].gather(1, pick)
+        others, apart = self.any_of(at, store, n)
+        far = torch.rand(count, 1, device=device) < FAR
+        entries, similarity = torch.where(far, others, entries), torch.where(far, apart, similarity)
+        chosen = torch.rand(count, n, 5, device=device).topk(each).indices
+        ids, similarity, rank = self.memories(entries, similarity, each, chosen)
+        fewer = torch.randint(1, n + 1, (count, 1), device=device)
+        there = torch.where(torch.rand(count, 1, device=device) < 0.6, n, fewer)
+        ids = ids.masked_fill((rank >= there)[..., None], pad)
+        # One noun becomes a word that nobody knows, read as itself or as another that is used alike.
+        flat = ids.flatten(1)
+        could = noun[flat].float()
+        has = (could.sum(1) > 0) & (torch.rand(count, device=device) < MADE_UP)
+        word = torch.where(has, flat.gather(1, torch.multinomial(could + 1e-9, 1))[:, 0], -1)
+        new = len(self.vocabulary) + torch.arange(count, device=device)
+        ids = torch.where(ids == word[:, None, None], new[:, None, None], ids)
+        alike = kin[word.clamp_min(0)].gather(1, torch.randint(kin.shape[1], (count, 1), device=device))[:, 0]
+        stand_in = torch.where(torch.rand(count, device=device) < 0.5, word, alike)
+        return Memories(ids, similarity, rank, torch.where(has, stand_in, self.vocabulary.unk)), word, new
+
+
+def kin_of(captioner: Captioner, noun: Tensor, count: int = 4) -> Tensor:
+    """(V, 4): of each noun, those whose embeddings are most alike."""
+    table = F.normalize(captioner.model.decoder.words.weight.float(), dim=-1)
+    ids = noun.nonzero()[:, 0]
+    kin = torch.zeros(len(noun), count, dtype=torch.long, device=noun.device)
+    if len(ids) > count:
+        alike = table[ids] @ table[ids].T
+        alike.fill_diagonal_(-2)
+        kin[ids] = ids[alike.topk(count).indices]
+    return kin
+
+
+# Training.
+
+
+def judged(ids: Tensor, word: Tensor, new: Tensor, bos: int) -> Tensor:
+    """Captions (B, S, T) as a reward reads them: a made-up word as the noun it replaced, which itself is nothing."""
+    found = torch.where(ids == word[:, None, None], bos, ids)
+    return torch.where(ids == new[:, None, None], word[:, None, None], found)
+
+
+def before(ids: Tensor, bos: int) -> Tensor:
+    return torch.cat((torch.full_like(ids[..., :1], bos), ids[..., :-1]), -1)
+
+
+def shell(count: int, like: Tensor) -> Regions:
+    """Regions that only say how many pictures there are, where these are given encoded."""
+    return Regions(like.new_zeros(count, 1, 1))
+
+
+class Speaker:
+    """Searches with a level's copy in the captioner's own numbers."""
+
+    def __init__(self, captioner: Captioner, level: MemoryLevel, pictures: Pictures, words: int = 0):
+        self.captioner, self.pictures = captioner, pictures
+        self.level = copy.deepcopy(level).to(captioner.model.dtype).requires_grad_(False).eval()
+        self.model = Remembering(captioner.model, self.level, words=words)
+        self.graphs = Graphs(8)
+
+    def use(self, level: MemoryLevel) -> None:
+        with torch.no_grad():
+            for own, given in zip(self.level.parameters(), level.parameters(), strict=True):
+                own.copy_(given)
+
+    @torch.no_grad()
+    def search(self, at: Tensor, memory: list[Tensor] | None, strategy: Strategy, rules: Rules) -> Tensor:
+        """The best caption's ids (B, L); memory None: the captioner as it is."""
+        encoded = self.captioner.model.encode(self.pictures.regions(at))
+        if memory is None:
+            found = decode(
+                self.captioner.model, shell(len(at), self.pictures.cells), strategy, rules,
+                encoded=encoded, graphs=self.graphs,
+            )  # fmt: skip
+        else:
+            none = torch.zeros(0, dtype=torch.long, device=at.device)
+            encoded = self.model.recall(encoded, Memories(*memory, none).state())
+            given = shell(len(at), self.pictures.cells)
+            found = decode(self.model, given, strategy, rules, encoded=encoded, graphs=self.graphs)
+        return found.ids[:, 0]
+
+
+def batches(count: int, size: int, device: torch.device) -> Iterator[Tensor]:
+    while True:
+        order = torch.randperm(count, device=device)
+        yield from (part for part in order.split(size) if len(part) == size)
+
+
+def train(data: Path, out: Path, objects: str | None, args: argparse.Namespace) -> None:
+    started = time.time()
+
+    def log(*words: object) -> None:
+        print(f"[{time.time() - started:6.1f} s]", *words, flush=True)
+
+    def left() -> float:
+        return 60 * args.minutes - (time.time() - started)
+
+    torch.manual_seed(args.seed)
+    out.mkdir(parents=True, exist_ok=True)
+    captioner = Captioner.from_pretrained(args.model, dtype="bfloat16" if torch.cuda.is_available() else "float32")
+    model, vocabulary, device = captioner.model.requires_grad_(False), captioner.vocabulary, captioner.model.device
+    pad, bos, eos, unk = vocabulary.pad, vocabulary.bos, vocabulary.eos, vocabulary.unk
+    kept = np.load(data / "captions.npz")
+    split = kept["split"].copy()
+    split[(split == 0) & np.isin(kept["names"], list(DUPLICATES))] = -1
+    captions = torch.from_numpy(kept["ids"].astype(np.int64)).to(device)
+    train_at, val_at, test_at = (torch.from_numpy(np.nonzero(split == one)[0]).to(device) for one in range(3))
+    noun = torch.from_numpy(kept["noun"]).to(device)
+    cells, boxes = look(captioner, np.load(data / "pixels.npy", mmap_mode="r"))
+    middle = middle_of(cells, train_at)
+    pictures = Pictures(cells, boxes, mean_vectors(cells, middle), captions)
+    log("looked at", len(cells), "pictures")
+    everyone = torch.arange(len(cells), device=device)
+    near, similar = nearest(pictures.vectors, pictures.vectors, train_at, NEAREST, own=everyone)
+    log("nearest of val:", similar[val_at, 0].quantile(torch.tensor([0.05, 0.5, 0.95], device=device)).tolist())
+
+    level = MemoryLevel(MemoryConfig.of(model)).to(device)
+    level.nouns.copy_(noun)
+    level.middle.copy_(middle)
+    mean_level = copy.deepcopy(level).requires_grad_(False)  # of the latest steps: what is kept
+    shelf = Shelf(pictures, vocabulary, level.config.captions)
+    kin = kin_of(captioner, noun)
+    speaker, drawer = Speaker(captioner, level, pictures), Speaker(captioner, level, pictures, words=args.batch)
+    learner = Remembering(model, level, words=args.batch)
+    rules = captioner.plan(CaptionOptions()).rules
+
+    def references(at: Tensor) -> list[list[list[int]]]:
+        return [[[word for word in one if word != pad] for one in five] for five in captions[at].tolist()]
+
+    watched = val_at[:1000]
+    watch = CiderReward(references(watched), eos=eos, pad=pad, count_eos=False)
+
+    def remembered(at: Tensor, way: str) -> list[Tensor]:
+        n, each = WAYS[way]
+        return shelf.memories(near[at][:, :n], similar[at][:, :n], each)
+
+    def any_of(at: Tensor) -> list[Tensor]:
+        return shelf.memories(*shelf.any_of(at, train_at, 12, seed=7), 1)
+
+    def greedy_cider(memory: Callable[[Tensor], list[Tensor]] | None) -> float:
+        said = [speaker.search(at, memory and memory(at), Greedy(), rules) for at in watched.split(250)]
+        return 100 * float(watch(torch.cat(said)[:, None], torch.arange(len(watched), device=device)).mean())
+
+    without = greedy_cider(None)
+    history: list[dict[str, object]] = []
+
+    def validate(step: int | str) -> dict[str, float]:
+        speaker.use(mean_level)
+        found = {way: greedy_cider(lambda at, way=way: remembered(at, way)) for way in WAYS}  # type: ignore[misc]
+        history.append({"step": step, "without": without, "far": greedy_cider(any_of), **found})
+        log("val, greedy CIDEr-D:", {name: f"{value:.2f}" for name, value in history[-1].items() if name != "step"})
+        mean_level.save(out / "memory.safetensors", bits=8)
+        (out / "history.json").write_text(json.dumps(history, indent=1))
+        return found
+
+    matrices = [p for p in level.parameters() if p.dim() > 1]
+    vectors = [p for p in level.parameters() if p.dim() <= 1]
+    groups = [{"params": matrices, "weight_decay": 0.01}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.98), fused=device.type == "cuda")
+    cast = torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda", cache_enabled=False)
+
+    def learn(loss: Tensor, rate: float, share: float) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(level.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            torch._foreach_lerp_(list(mean_level.parameters()), list(level.parameters()), 1 - share)
+
+    numbers = batches(len(train_at), args.batch, device)
+    for step in range(args.xe_steps):
+        at = train_at[next(numbers)]
+        memory, word, new = shelf.draw(at, near, similar, train_at, noun, kin)
+        with torch.no_grad():
+            encoded = model.encode(pictures.regions(at, HIDDEN))
+        which = torch.rand(len(at), 5, device=device).topk(3).indices
+        ids = F.pad(captions[at[:, None], which][..., :20], (0, 1), value=pad)
+        ids = ids.scatter(-1, (ids != pad).sum(-1, keepdim=True), eos)
+        ids = torch.where(ids == word[:, None, None], new[:, None, None], ids)
+        counted = (ids != pad) & (ids != unk)
+        with cast:
+            log_probs = learner.read(learner.recall(encoded, memory.state()), before(ids, bos), ids)
+        loss = -log_probs.where(counted, 0).sum() / counted.sum()
+        learn(loss, 5e-4 * min(1, (step + 1) / 50) * (1 - 0.7 * step / args.xe_steps), 0.0)
+    log("cross-entropy:", args.xe_steps, "steps")
+    validate("xe")
+
+    reward = CiderReward(references(train_at), eos=eos, pad=pad)
+    there = None
+    if objects is not None:
+        named = [(str(name), f"{name:012d}.jpg") for name in kept["names"][train_at.cpu().numpy()].tolist()]
+        there = ObjectReward.of_pictures(objects, named, vocabulary.words, penalty=0.2, bonus=0.05).to(device)
+    place = torch.full((len(cells),), -1, device=device)
+    place[train_at] = torch.arange(len(train_at), device=device)
+    step, finish, began = 0, args.finish, time.time()
+    whole = max(1.0, left() - finish)
+    while left() > finish:
+        done = (time.time() - began) / whole
+        at = train_at[next(numbers)]
+        memory, word, new = shelf.draw(at, near, similar, train_at, noun, kin)
+        drawer.use(level)
+        with torch.no_grad():
+            encoded = model.encode(pictures.regions(at, HIDDEN))
+            drawn = decode(
+                drawer.model, shell(len(at), cells), Sampling(args.samples, seed=step), Rules(max_length=18),
+                n_best=args.samples, graphs=drawer.graphs, encoded=drawer.model.recall(encoded, memory.state()),
+                stop_early=device.type != "cuda",
+            )  # fmt: skip
+            ids = drawn.ids.clone()
+            words = judged(ids, word, new, bos)
+            earned = reward(words, place[at])
+            advantage = advantages(earned if there is None else earned + there(words, place[at]))
+        with cast:
+            log_probs = learner.read(learner.recall(encoded, memory.state()), before(ids, bos), ids)
+        real = ids != pad
+        loss = -(advantage[..., None] * log_probs).where(real, 0).sum() / real.sum()
+        rate = args.lr * min(1, (step + 1) / 50) * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(1, done))))
+        learn(loss, rate, min(0.998, step / (step + 10)))
+        step += 1
+        if step % 1000 == 0:
+            log(f"self-critical: step {step}, reward {float(earned.mean()):.4f}")
+            validate(step)
+    log("self-critical:", step, "steps")
+    found = validate("end")
+    way = max(found, key=lambda name: found[name])
+    for name, part in (("val", val_at), ("test", test_at)):
+        for kind, memory_of in (("without", None), ("with", lambda at: remembered(at, way))):
+            rows = []
+            for at in part.split(250):
+                best = speaker.search(at, memory_of and memory_of(at), Beam(5), rules).tolist()
+                pictures_of = kept["names"][at.cpu().numpy()].tolist()
+                texts = [vocabulary.sentence(one) for one in best]
+                rows += [{"image_id": one, "caption": text} for one, text in zip(pictures_of, texts, strict=True)]
+            (out / f"{name}_{kind}.json").write_text(json.dumps(rows))
+    log("captions by", way)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="default")
+    commands = parser.add_subparsers(dest="command", required=True)
+    one = commands.add_parser("prepare")
+    for name in ("captions", "pictures", "data"):
+        one.add_argument(name, type=Path)
+    two = commands.add_parser("train")
+    for name in ("data", "out"):
+        two.add_argument(name, type=Path)
+    two.add_argument("--objects", help="which of COCO's objects are in each picture, as in recipes/coco.sh")
+    two.add_argument("--minutes", type=float, default=12.0)
+    two.add_argument("--finish", type=float, default=60.0, help="seconds of them for captions at the end")
+    two.add_argument("--xe-steps", type=int, default=500)
+    two.add_argument("--batch", type=int, default=256)
+    two.add_argument("--samples", type=int, default=5)
+    two.add_argument("--lr", type=float, default=2e-4)
+    two.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    if args.command == "prepare":
+        prepare(args.captions, args.pictures, args.data, args.model)
+    else:
+        train(args.data, args.out, args.objects, args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""recipes/memory_level.py: what memories are drawn for training, and all of it on a handful of pictures."""
+
+import argparse
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import tiny_captioner
+from meshcap.models.memory_level import MemoryLevel
+from recipes import memory_level as recipe
+
+PLAIN = "a dog on the grass", "a red dog in grass", "the dog", "a dog with a cat", "a dog of the horse"
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """A model, and 20 pictures of it in DATA."""
+    folder = tmp_path_factory.mktemp("recipe")
+    tiny_captioner.saved(folder / "model")
+    (folder / "pictures").mkdir()
+    random, images = np.random.default_rng(0), []
+    for number in range(1, 21):
+        pixels = random.integers(0, 256, (48, 48, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / "pictures" / f"{number:012d}.jpg")
+        split = "val" if number > 17 else "test" if number > 14 else "restval" if number % 2 else "train"
+        images.append({"cocoid": number, "split": split, "sentences": [{"raw": text} for text in PLAIN]})
+    images.append({**images[-1], "cocoid": 99})  # no such picture
+    (folder / "captions.json").write_text(json.dumps({"images": images}))
+    recipe.prepare(folder / "captions.json", folder / "pictures", folder / "data", str(folder / "model"))
+    return folder
+
+
+def test_prepared(prepared) -> None:
+    kept = np.load(prepared / "data" / "captions.npz")
+    vocabulary = tiny_captioner.build().vocabulary
+    assert kept["names"].tolist() == list(range(1, 21))
+    assert kept["split"].tolist() == [0] * 14 + [2] * 3 + [1] * 3
+    assert vocabulary.decode(kept["ids"][0, 3].tolist()) == "a dog with a cat".split()
+    assert np.load(prepared / "data" / "pixels.npy").shape == (20, 48, 48, 3)
+
+
+def test_nouns_stand_between_articles_and_what_follows_nouns() -> None:
+    vocabulary = tiny_captioner.build().vocabulary
+    ids = np.full((40, 5, 21), vocabulary.pad, np.int16)
+    for place, text in enumerate(PLAIN):
+        words = vocabulary.encode(text.split())
+        ids[:, place, : len(words)] = words
+    found = recipe.nouns(ids, vocabulary)
+    assert {word for word in vocabulary.words if found[vocabulary.id(word)]} == {"dog", "cat", "grass", "horse"}
+
+
+@pytest.mark.slow
+def test_trained(prepared, tmp_path, monkeypatch, capsys) -> None:
+    given = argparse.Namespace(
+        minutes=0.0, finish=-1e9, xe_steps=1, batch=4, samples=2, lr=1e-3, seed=0, model=str(prepared / "model")
+    )
+    monkeypatch.setattr(recipe, "WAYS", {"2x2": (2, 2)})
+    steps = iter([1, 1, -1])
+    monkeypatch.setattr(recipe, "DUPLICATES", {3})
+    original = recipe.judged
+
+    def once(*args):  # ends after the second step of self-critical training
+        if next(steps) < 0:
+            given.minutes = -1e12
+        return original(*args)
+
+    monkeypatch.setattr(recipe, "judged", once)
+    recipe.train(prepared / "data", tmp_path, None, given)
+    level = MemoryLevel.load(tmp_path / "memory.safetensors")
+    assert level.nouns.nonzero().tolist() == [[tiny_captioner.WORDS.index("dog")]]  # others are seen too rarely
+    assert level.middle.any()
+    for name, count in (("val_with", 3), ("val_without", 3), ("test_with", 3), ("test_without", 3)):
+        rows = json.loads((tmp_path / f"{name}.json").read_text())
+        assert len(rows) == count
+        assert all(row["caption"] for row in rows)
+    assert "self-critical: 3 steps" in capsys.readouterr().out
+
+
+def test_made_up_words() -> None:
+    """Drawn for a quarter of pictures; a caption with one is judged as if it had the noun, and the noun as nothing."""
+    captioner = tiny_captioner.build()
+    vocabulary = captioner.vocabulary
+    ids = torch.full((8, 5, 21), vocabulary.pad)
+    words = torch.tensor(vocabulary.encode("a dog on the grass".split()))
+    ids[..., :5] = words
+    vectors = torch.nn.functional.normalize(torch.randn(8, 6), dim=-1)
+    pictures = recipe.Pictures(torch.zeros(8, 2, 6), torch.zeros(1, 2, 4), vectors, ids)
+    shelf = recipe.Shelf(pictures, vocabulary, captions=12)
+    everyone = torch.arange(8)
+    near, similar = recipe.nearest(vectors, vectors, everyone, 5, own=everyone)
+    assert not (near == everyone[:, None]).any()
+    assert (similar.diff(dim=-1) <= 0).all()
+    noun = torch.zeros(len(vocabulary), dtype=torch.bool)
+    noun[vocabulary.id("dog")] = True
+    kin = recipe.kin_of(captioner, torch.ones(len(vocabulary), dtype=torch.bool))
+    torch.manual_seed(0)
+    seen = 0
+    for _ in range(10):
+        memory, word, new = shelf.draw(everyone, near, similar, everyone, noun, kin)
+        has = (memory.ids == new[:, None, None]).flatten(1).any(1)
+        assert torch.equal(has, word >= 0)
+        assert set(word.tolist()) <= {-1, vocabulary.id("dog")}
+        assert not ((memory.ids == vocabulary.id("dog")).flatten(1).any(1) & has).any()
+        assert memory.ids.shape == (8, 12, 16)
+        seen += int(has.sum())
+    assert 5 < seen < 40
+    dog, bos = vocabulary.id("dog"), vocabulary.bos
+    said = torch.tensor([[[dog, 30, 4]], [[dog, 31, 4]]])
+    assert recipe.judged(said, torch.tensor([dog, -1]), torch.tensor([30, 31]), bos).tolist()[0] == [[bos, dog, 4]]
