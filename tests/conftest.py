@@ -1,12 +1,17 @@
 """Rules that hold for every test, and what several rooms test with."""
 
+import os
 import sys
+import tempfile
 
 import pytest
 
 
 def pytest_configure() -> None:
     from hypothesis import settings
+
+    # What a person remembers on this machine changes captions: tests begin with nothing.
+    os.environ["XDG_DATA_HOME"] = os.path.join(tempfile.gettempdir(), f"meshcap-tests-{os.getpid()}-nothing")
 
     # The same examples every time: a failure is a change in the code, never luck. Nothing is timed.
     settings.register_profile("meshcap", derandomize=True, deadline=None, max_examples=30)

@@ -106,7 +106,7 @@ class Captioner:
             _expect_width(model, vision)
             self.backend = TorchBackend(model, vision)
         self.vocabulary, self.calibration, self.names = vocabulary, calibration, names
-        self.memory: Any = None  # an opened store: `meshcap.memory`
+        self._memory: Any = None
         self._plans: dict[CaptionOptions, Plan] = {}
         self._of_scores: Captioner | Callable[[], Captioner] | None = None  # who captions scores, loaded at first use
         self._expect_vocabulary()
@@ -170,6 +170,22 @@ class Captioner:
     def dtype(self) -> torch.dtype | str:
         found: torch.dtype | str = self.backend.dtype
         return found
+
+    @property
+    def memory(self) -> Any:
+        """An opened store (`meshcap.memory`) that captions are helped by, or None. Set it, or name its folder."""
+        return self._memory
+
+    @memory.setter
+    def memory(self, store: Any) -> None:
+        if isinstance(store, str | Path):
+            from meshcap.memory import open_store
+
+            store = open_store(store)
+        expect = getattr(store, "expect_vision", None)
+        if expect is not None:
+            expect(self._torch("reads no memory").fingerprint())
+        self._memory = store
 
     @property
     def batch_size(self) -> int:
@@ -474,6 +490,88 @@ class Captioner:
             )
         return captions[0] if isinstance(text, str) else captions
 
+    # What it remembers.
+
+    def remember(
+        self,
+        picture: Source,
+        captions: str | Sequence[str],
+        *,
+        names: str | Sequence[str] = (),
+        source: str | None = None,
+    ) -> int:
+        """Remember a picture and what is said of it; returns the entry's id. From then on captions know it.
+
+        captioner.remember("rex.jpg", "Rex on the sofa", names=["Rex"])
+
+        Args:
+            names: of who or what is in the picture.
+            source: what to know the picture by; its path unless told.
+
+        Raises:
+            MeshcapError: a picture that cannot be read, an empty caption, no room.
+        """
+        from meshcap.memory import Entry
+
+        if source is None and isinstance(picture, str | Path):
+            source = os.path.abspath(picture)
+        entry = Entry((captions,) if isinstance(captions, str) else tuple(captions), tuple(_listed(names)), source)
+        entry = entry.checked()  # before the picture is looked at
+        vectors = self.embed(self.see([self.read(picture)]))
+        (id,) = self.open_memory().add(vectors, [entry])
+        found: int = id
+        return found
+
+    def recall(self, picture: Source | None = None, *, text: str | None = None, k: int = 5) -> list[Any]:
+        """Remembered pictures: the k nearest to a picture (`Neighbour`), or those of which a text was said (`Entry`).
+
+        Raises:
+            MeshcapError: neither or both are given, or the picture cannot be read.
+        """
+        if (picture is None) == (text is None):
+            raise MeshcapError("recall takes a picture or a text: give one of them")
+        memory = self._memory_or_default()
+        if memory is None:
+            return []
+        if text is not None:
+            return list(memory.find(text, k))
+        assert picture is not None
+        found: list[Any] = memory.nearest(self.embed(self.see([self.read(picture)])), k)[0]
+        return found
+
+    def forget(self, ids: int | Iterable[int]) -> int:
+        """Remove entries from the memory, and every byte of them; returns how many there were."""
+        memory = self._memory_or_default()
+        return 0 if memory is None else int(memory.forget({ids} if isinstance(ids, int) else set(ids)))
+
+    def expect_reader(self) -> None:
+        """
+        Raises:
+            MeshcapError: this model has no weights that read a memory.
+        """
+        self._torch("reads no memory").memory_level()
+
+    def _memory_or_default(self) -> Any:
+        """The memory, or the user's own where there is one."""
+        if self._memory is None:
+            from meshcap.memory import default_place, is_store
+
+            if is_store(default_place()):
+                self.memory = default_place()
+        return self._memory
+
+    def open_memory(self, place: str | Path | None = None, *, engine: str = "exact") -> Any:
+        """The memory; where there is none, a store is opened or made: in `place`, or in the user's data folder."""
+        if place is None and self._memory is not None:
+            return self._memory
+        from meshcap.memory import create_store, default_place
+
+        own = self._torch("reads no memory")
+        self.memory = create_store(
+            place or default_place(), vision=own.fingerprint(), width=own.settings.d_input, engine=engine
+        )
+        return self._memory
+
     # Keeping it.
 
     def save_pretrained(self, folder: str | Path, *, bits: Bits = 32, vision_bits: Bits | None = None) -> None:
@@ -726,6 +824,10 @@ def options_of(options: CaptionOptions | None, fields: CaptionFields | dict[str,
 
 
 DEFAULT_OPTIONS = CaptionOptions()
+
+
+def _listed(names: str | Sequence[str]) -> Sequence[str]:
+    return [names] if isinstance(names, str) else names
 
 
 def load_calibration(name_or_folder: str | Path, **hub: Any) -> Calibration | None:

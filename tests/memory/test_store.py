@@ -139,9 +139,9 @@ def test_vectors_that_do_not_fit(kept: Store) -> None:
 
 
 def test_another_vision_is_refused_with_what_to_do(kept: Store) -> None:
-    kept.expect_vision("v", "place")
-    with pytest.raises(MeshcapError, match="meshcap remember place --memory NEW"):
-        kept.expect_vision("w", "place")
+    kept.expect_vision("v")
+    with pytest.raises(MeshcapError, match=r"meshcap remember .* --memory NEW"):
+        kept.expect_vision("w")
 
 
 # A folder.

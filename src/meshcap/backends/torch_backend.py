@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import hashlib
+import json
 import os
 import threading
 from collections.abc import Sequence
@@ -66,6 +68,7 @@ class TorchBackend(Backend):
         self.level: MemoryLevel | None = None  # once it was needed
         self.source: tuple[str | Path, dict[str, Any]] | None = None  # where the model came from
         self._prepared: Prepared | None = None
+        self._fingerprint: str | None = None  # of what was optimized in place
         self._lock = threading.Lock()
 
     @classmethod
@@ -216,6 +219,20 @@ class TorchBackend(Backend):
             return regions
         return regions.to(weight.device, weight.dtype)
 
+    def fingerprint(self) -> str:
+        """The same for the same vision in any numbers, and another for another: what a memory's vectors belong to."""
+        if self._fingerprint is not None:
+            return self._fingerprint
+        digest = hashlib.blake2b(digest_size=12)
+        digest.update(f"mean of {self.settings.d_input}".encode())
+        if self.vision is not None:
+            digest.update(json.dumps([self.vision.name, self.vision.settings()], sort_keys=True).encode())
+            for name, weights in sorted(self.vision.state_dict().items()):
+                # A few numbers of each tensor: another training changed all of them. bfloat16 is what is loaded least.
+                some = weights.detach().flatten()[:: max(1, weights.numel() // 64)].to("cpu", torch.bfloat16)
+                digest.update(name.encode() + some.view(torch.int16).numpy().tobytes())
+        return digest.hexdigest()
+
     def prepared(self) -> Prepared:
         """What inference runs: on a CPU a copy, made when it is first needed and again when weights have changed."""
         if self.optimized or not self.prepare or self.device.type != "cpu":
@@ -236,6 +253,7 @@ class TorchBackend(Backend):
         with self._lock:
             if self.optimized:
                 return
+            self._fingerprint = self.fingerprint()  # of the weights as they were
             self._prepared = None
             self.model.requires_grad_(False)
             if self.vision is not None:

@@ -29,6 +29,7 @@ from meshcap.batch.local import BatchSettings, caption_blocks
 from meshcap.batch.output import Row
 from meshcap.captioner import DtypeName
 from meshcap.errors import FailedError, MeshcapError
+from meshcap.memory import Store
 
 TOGETHER = 8  # blocks that an actor takes at once: reading ahead begins anew with each
 CLIENT_PORT = 10_001  # of ray://HOST
@@ -48,6 +49,7 @@ class WorkerSettings:
     batch: BatchSettings
     threads: int = 1
     folder: str = "."  # that relative paths start from
+    memory: Store | None = None  # opened by each worker, at the same place
 
 
 class Worker:
@@ -66,6 +68,7 @@ class Worker:
         torch.set_num_threads(settings.threads)
         self.captioner = Captioner.from_pretrained(settings.model, device=settings.device, dtype=settings.dtype)
         self.captioner.optimize()
+        self.captioner.memory = settings.memory
 
     def __call__(self, batch: Mapping[str, Any]) -> Iterator[dict[str, list[Any]]]:
         blocks = [

@@ -39,6 +39,7 @@ def batch(
         Path | None, typer.Option(help="A .jsonl, .csv or .parquet file, or a folder.", show_default="none")
     ] = None,
     model: options.Model = "default",
+    memory: options.NamedMemory = None,
     sidecar: Annotated[
         bool, typer.Option("--sidecar", help="Also PICTURE.txt beside each picture, or inside the folder --out.")
     ] = False,
@@ -141,6 +142,8 @@ def batch(
     facts = {
         "model": weights_of(model), "dtype": dtype, "shard": str(share), "log_probs": log_probs, **asdict(wanted),
     }  # fmt: skip
+    if memory not in (None, "none"):
+        facts["memory"] = memory
     delivery = Delivery(sidecar, kinds, None if in_place else folder, overwrite)
     delivery.check(pictures)
     if table is None:
@@ -166,6 +169,7 @@ def batch(
     else:
         captioner = options.load_captioner(model, device, dtype, 1)  # threads are shared out among lanes, below
         where = str(captioner.device).partition(":")[0]
+    options.attach_memory(captioner, memory)
     if not captioner.reads_pictures:
         raise MeshcapError(f"{model} reads region features and cannot see pictures: expected one with a vision")
     captioner.plan(wanted)  # options without sense are refused before a cluster works or a file is written
@@ -189,7 +193,8 @@ def batch(
     def caption(blocks: Sequence[tuple[int, Sequence[Picture]]]) -> Iterable[tuple[int, list[Row]]]:
         if cluster is None:
             return caption_in_threads(captioner, blocks, settings, lanes=lanes, threads=max(1, cpus // lanes))
-        worker = WorkerSettings(model, where, dtype, replace(settings, readers=readers), threads or 1, os.getcwd())
+        lane = replace(settings, readers=readers)
+        worker = WorkerSettings(model, where, dtype, lane, threads or 1, os.getcwd(), captioner.memory)
         return cluster.caption(worker, blocks, workers=workers)
 
     facts["batch_size"] = settings.batch_size

@@ -34,6 +34,7 @@ def caption(
         ),
     ],
     model: options.Model = "default",
+    memory: options.Memory = None,
     confidence: Annotated[bool, typer.Option("--confidence", help="Also print the confidence of captions.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Also draw the pictures, in a terminal with colours.")] = False,
     batch_size: options.BatchSize = None,
@@ -59,6 +60,7 @@ def caption(
     from meshcap.cli.caption_output import CaptionPrinter, print_gallery
 
     captioner = options.load_captioner(model, device, dtype, threads)
+    options.attach_memory(captioner, memory, own=True)
     printer = CaptionPrinter(json, alone, confidence, wanted.min_confidence, captioner.calibration is not None)
     if show:
         batch_size = 1  # so that the time beside each picture is its own

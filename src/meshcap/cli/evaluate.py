@@ -33,6 +33,7 @@ def evaluate(
     out: Annotated[Path | None, typer.Option(help="Folder for captions, scores and report.")] = None,
     pictures: Annotated[Path | None, typer.Option(help="Where the pictures are, if not beside the captions.")] = None,
     features: Annotated[Path | None, typer.Option(help="Precomputed regions instead of pictures.")] = None,
+    memory: options.NamedMemory = None,
     captions: Annotated[
         Path | None, typer.Option(help="Captions that train or evaluate wrote of the split: nothing is captioned.")
     ] = None,
@@ -93,6 +94,7 @@ def evaluate(
             typer.echo(f"warning: {missing}", err=True)
     else:
         captioner = options.load_captioner(model, device, dtype, threads)
+        options.attach_memory(captioner, memory)
     console = Console(stderr=True)
     with Progress(console=console, disable=json or not console.is_terminal, transient=True) as progress:
         task = progress.add_task(f"captioning {split}", total=len(samples))

@@ -17,6 +17,7 @@ from meshcap.options import CaptionOptions
 def explain(
     photo: Annotated[Path, typer.Argument(help="A picture, or a score (MIDI, ABC).")],
     model: options.Model = "default",
+    memory: options.Memory = None,
     out: Annotated[
         Path | None, typer.Option(help="A page (.html) or a picture (.png).", show_default="<photo>.explain.html")
     ] = None,
@@ -73,6 +74,7 @@ def explain(
     if threads is not None:
         torch.set_num_threads(threads)
     captioner = Captioner.from_pretrained(model, device=device, dtype="float32", backend="torch")  # for gradients
+    options.attach_memory(captioner, memory, own=True)
     if not captioner.reads_pictures:
         raise MeshcapError(f"this model reads region features and cannot see {photo}: expected one with a vision")
     console = Console(stderr=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
+from meshcap.errors import MeshcapError
 from meshcap.options import DEFAULTS, HELP, NAMES, REAL, STRATEGIES, WHOLE, CaptionOptions
 
 if TYPE_CHECKING:
@@ -50,6 +51,14 @@ Json = Annotated[
 BatchSize = Annotated[
     int | None,
     typer.Option("--batch-size", min=1, help="Pictures captioned together.", show_default="by device"),
+]
+Memory = Annotated[
+    str | None,
+    typer.Option("--memory", help="What meshcap remember made; none: leave it out.", show_default="your own"),
+]
+NamedMemory = Annotated[
+    str | None,
+    typer.Option("--memory", help="What meshcap remember made; default: your own.", show_default="none"),
 ]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -112,6 +121,34 @@ def load_captioner(model: str, device: DeviceName, dtype: DtypeName, threads: in
 
         torch.set_num_threads(threads)
     return captioner.optimize()
+
+
+def attach_memory(captioner: Captioner, memory: str | None, *, own: bool = False) -> None:
+    """Let a captioner read a memory: the one named, or the user's own, where there is one and the model can.
+
+    Args:
+        own: take the user's own where none is named.
+
+    Raises:
+        MeshcapError: the one named is not there, of another vision, or this model reads none.
+    """
+    from meshcap.memory import default_place, is_store
+
+    if memory == "none" or (memory is None and not (own and is_store(default_place()))):
+        return
+    named = memory is not None
+    try:
+        captioner.memory = default_place() if memory in (None, "default") else memory
+        if len(captioner.memory):
+            captioner.expect_reader()
+    except MeshcapError as error:
+        captioner.memory = None
+        if named:
+            raise
+        typer.echo(f"warning: captioned without your memory: {error}", err=True)
+        return
+    for line in captioner.memory.warnings:
+        typer.echo(f"warning: {line}", err=True)
 
 
 def apply(

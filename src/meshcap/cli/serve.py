@@ -18,6 +18,7 @@ KEYS = "MESHCAP_API_KEYS"
 @options.caption_options(without=("attention",))
 def serve(
     model: options.Model = "default",
+    memory: options.NamedMemory = None,
     host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 is open to every network.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
     batch_size: Annotated[int, typer.Option(min=1, help="Most pictures captioned together.")] = 32,
@@ -77,6 +78,7 @@ def serve(
             raise MeshcapError(f"--cors is {origin!r}, expected an origin such as https://example.org")
     at = listen(host, port)  # before the model is loaded: a taken port is reported at once
     captioner = options.load_captioner(model, device, dtype, threads)
+    options.attach_memory(captioner, memory)
     name = Path(model).name or model
     service = Service(captioner, name, limits, Fetcher(limits.bytes) if allow_urls else None, given)
     if not is_loopback(host) and not keys:

@@ -164,6 +164,7 @@ class CaptionEntry:
     split: str | None = None  # Karpathy's
     column: str | None = None  # what a record says of its split; scores are not chosen by it
     folder: str | None = None  # Karpathy's filepath
+    called: list[str] = field(default_factory=list)  # names of who or what is in it, for a memory
 
     @property
     def id(self) -> str:
@@ -293,7 +294,8 @@ def _of_records(path: object, records: Iterable[tuple[int, object]], unit: str) 
             raise MeshcapError(f"{path}: {where} has the caption {reprlib.repr(value)}, expected a string or strings")
         names = {columns[0]: _id(path, record[columns[0]], where)}
         split = record.get("split")
-        yield CaptionEntry(names | _files(record), list(captions), column=split if isinstance(split, str) else None)
+        column = split if isinstance(split, str) else None
+        yield CaptionEntry(names | _files(record), list(captions), column=column, called=_called(path, where, record))
 
 
 def _of_table(path: object, text: str, mark: str) -> Iterator[CaptionEntry]:
@@ -304,7 +306,7 @@ def _of_table(path: object, text: str, mark: str) -> Iterator[CaptionEntry]:
         if not columns:
             raise MeshcapError(f"{path} has the columns {', '.join(header) or '(none)'}, expected {LAYOUTS}")
         places = [header.index(name) for name in columns]
-        more = [name for name in (*FILE_NAMES, "split") if name in header]
+        more = [name for name in (*FILE_NAMES, "split", "name", "names") if name in header]
         for row in rows:
             if not row:  # an empty line, as many editors leave at the end
                 continue
@@ -315,9 +317,19 @@ def _of_table(path: object, text: str, mark: str) -> Iterator[CaptionEntry]:
                 )
             id = _id(path, row[places[0]], f"line {rows.line_num}")
             given = {name: row[header.index(name)] for name in more}
-            yield CaptionEntry({columns[0]: id} | _files(given), [row[places[1]]], column=given.get("split"))
+            called = [name for key in ("name", "names") for name in given.get(key, "").split(";") if name.strip()]
+            names = {columns[0]: id} | _files(given)
+            yield CaptionEntry(names, [row[places[1]]], column=given.get("split"), called=called)
     except csv.Error as error:
         raise MeshcapError(f"{path}: line {rows.line_num} is not CSV ({error})") from None
+
+
+def _called(path: object, where: str, record: dict[str, Any]) -> list[str]:
+    value = record.get("names", record.get("name"))
+    names = [value] if isinstance(value, str) else [] if value is None else value
+    if not _strings(names):
+        raise MeshcapError(f"{path}: {where} has the names {reprlib.repr(value)}, expected a string or strings")
+    return names
 
 
 def _json_lines(path: object, text: str) -> Iterator[tuple[int, object]]:

@@ -101,6 +101,8 @@ def _merge(first: Entry, again: Entry, *, shards: bool) -> None:
             f"{where}: picture {short(again.id)} is the file {first.filename} and {again.filename}, expected one"
         )
     first.captions += again.captions
+    if again.more:
+        first.more = {**(first.more or {}), **again.more}
 
 
 def _dataset(name: str, known: dict[str, Entry], unlisted: int, *, val: float, test: float) -> Dataset:
@@ -155,7 +157,8 @@ def _of_layout(file: Path, folder: PictureFolder) -> Iterator[Entry]:
             found = folder.find(_guesses(file, picture, filename))
             # Of a picture that is only a number, a file is a guess: none found means that none was named.
             source = FileSource(found) if filename is not None or found.is_file() else None
-        yield Entry(picture.id, picture.captions, split, source, filename, file)
+        more = {"names": picture.called} if picture.called else None
+        yield Entry(picture.id, picture.captions, split, source, filename, file, more)
 
 
 def _guesses(file: Path, picture: CaptionEntry, filename: str | None) -> list[str]:

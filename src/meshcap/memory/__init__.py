@@ -5,7 +5,17 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from meshcap.memory.store import Entry, FolderStore, Neighbour, RamStore, Store
+from meshcap.memory.store import (
+    Entry,
+    FolderStore,
+    Neighbour,
+    RamStore,
+    Store,
+    create_store,
+    default_place,
+    is_store,
+    open_store,
+)
 
 if TYPE_CHECKING:
     from meshcap.memory.hopfield import Hopfield, HopfieldPooling, HopfieldStore, modern_energy, retrieve
@@ -26,7 +36,11 @@ __all__ = [
     "Store",
     "TuringConfig",
     "TuringMachine",
+    "create_store",
+    "default_place",
+    "is_store",
     "modern_energy",
+    "open_store",
     "retrieve",
     "slot_use",
 ]

@@ -50,6 +50,7 @@ PATIENCE = 30.0  # seconds that a writer waits for another
 NOT_INDEXED = 20_000  # rows outside of an index, or a tenth of those in it, that are worth making it again
 
 EngineName = Literal["exact", "usearch"]
+ENGINES = ("exact", "usearch")
 
 
 @dataclass(frozen=True)
@@ -140,15 +141,20 @@ class Store(ABC):
         found = [one for one in self.entries() if _says(one, words)]
         return found[: -limit - 1 : -1]
 
-    def expect_vision(self, vision: str, place: str) -> None:
+    @property
+    def place(self) -> str:
+        """Where it is, in words."""
+        return "in this process"
+
+    def expect_vision(self, vision: str) -> None:
         """
         Raises:
             MeshcapError: another vision made the vectors.
         """
         if vision != self.vision:
             raise MeshcapError(
-                f"the memory {place} was made with another model's vision, whose vectors mean something else: "
-                f"rebuild it with `meshcap remember {place} --memory NEW`, or use the model that made it"
+                f"the memory {self.place} was made with another model's vision, whose vectors mean something else: "
+                f"rebuild it with `meshcap remember {self.place} --memory NEW`, or use the model that made it"
             )
 
     def _checked(self, vectors: Any) -> np.ndarray:
@@ -245,6 +251,47 @@ class Settings(NamedTuple):
         return settings
 
 
+def is_store(place: str | Path) -> bool:
+    """Whether a memory is there."""
+    return (Path(place) / SETTINGS).is_file()
+
+
+def open_store(place: str | Path) -> Store:
+    """The memory in a folder.
+
+    Raises:
+        MeshcapError: there is none, or one of another version.
+    """
+    return FolderStore(place)
+
+
+def create_store(place: str | Path, *, vision: str, width: int, engine: str = "exact") -> Store:
+    """The memory in a folder, made where there is none.
+
+    Args:
+        engine: how near entries are found; "usearch" is faster with millions of them.
+    """
+    if engine not in ENGINES:
+        raise MeshcapError(f"engine is {engine!r}, expected {', '.join(ENGINES)}")
+    if is_store(place):
+        return open_store(place)
+    return FolderStore.create(place, vision=vision, width=width, engine="usearch" if engine == "usearch" else "exact")
+
+
+def default_place() -> Path:
+    """The folder of a user's own memory: below $XDG_DATA_HOME, or where the system keeps what programs know."""
+    home = os.environ.get("XDG_DATA_HOME")
+    if home and os.path.isabs(home):
+        base = Path(home)
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Application Support"
+    elif os.name == "nt":
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    else:
+        base = Path.home() / ".local" / "share"
+    return base / "meshcap" / "memory"
+
+
 class _Snapshot(NamedTuple):
     """What a process knows of a store at one moment. Rows that are there never change."""
 
@@ -307,6 +354,10 @@ class FolderStore(Store):
         return self._now.settings
 
     @property
+    def place(self) -> str:
+        return str(self.folder)
+
+    @property
     def vision(self) -> str:  # type: ignore[override]
         return self._now.settings.vision
 
@@ -322,7 +373,7 @@ class FolderStore(Store):
 
     def __reduce__(self) -> Any:
         """For worker processes: they open the folder themselves."""
-        return FolderStore, (self.folder,)
+        return FolderStore, (os.path.abspath(self.folder),)
 
     # Reading.
 
