@@ -204,15 +204,18 @@ def read_captions(path: Path) -> dict[str, tuple[str, float | None]]:
     }
 
 
-def make_captions(photos: Iterable[Photo], folder: Path, model: str) -> dict[str, tuple[str, float | None]]:
-    """Caption the pictures of a folder, named after their ids."""
+def make_captions(
+    photos: Iterable[Photo], folder: Path, model: str, *, plain: bool = False
+) -> dict[str, tuple[str, float | None]]:
+    """Caption the pictures of a folder, named after their ids; `plain`: whole, and in the model's own words alone."""
     from meshcap import Captioner
 
     files = {path.stem: path for path in sorted(folder.iterdir()) if path.is_file()}
     ids = [photo.id for photo in photos if photo.id in files]
     if not ids:
         return {}
-    captions = Captioner.from_pretrained(model).caption([files[name] for name in ids])
+    captioner = Captioner.from_pretrained(model)
+    captions = captioner.caption([files[name] for name in ids], shorten=not plain, names=not plain)
     return {name: (caption.text, caption.confidence) for name, caption in zip(ids, captions, strict=True)}
 
 
@@ -220,6 +223,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Score a captioner on photographs from outside COCO.")
     parser.add_argument("folder", type=Path, nargs="?", help="the pictures that fetch.py got")
     parser.add_argument("--model", default="default", help="a name or a folder, as Captioner.from_pretrained takes it")
+    parser.add_argument("--plain", action="store_true", help="whole captions in the model's own words, without names")
     parser.add_argument("--captions", type=Path, metavar="FILE", help="score these captions, caption nothing")
     parser.add_argument("--half", choices=[*HALVES, "both"], default="both")
     parser.add_argument("--json", action="store_true", help="print figures and captions as JSON")
@@ -232,7 +236,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.captions:
         captions = read_captions(options.captions)
     else:
-        captions = make_captions(photos, options.folder, options.model)
+        captions = make_captions(photos, options.folder, options.model, plain=options.plain)
     scored = [
         Scored(photo, *captions[photo.id], judge(captions[photo.id][0], photo))
         for photo in photos
