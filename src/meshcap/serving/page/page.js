@@ -29,7 +29,7 @@ const plural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
 function captionOptions() {
   const asked = new FormData(form);
   const chance = asked.get("strategy") === "sample";
-  const options = { strategy: asked.get("strategy"), n: asked.get("n"), must_not: asked.get("must_not"), attention: "true" };
+  const options = { strategy: asked.get("strategy"), n: asked.get("n"), must_not: asked.get("must_not"), attention: "true", tags: "true" };
   if (chance) options.temperature = asked.get("temperature");
   else Object.assign(options, { beams: Math.max(asked.get("beams"), asked.get("n")), must: asked.get("must") });
   return options;
@@ -228,7 +228,10 @@ class Card {
     this.part(".warning").hidden = !caption.warning;
     this.part(".sure").style.setProperty("--p", caption.confidence);
     const missing = caption.missing ? `; ${plural(caption.missing, "required word")} found no place` : "";
-    this.part(".percent").textContent = `${percent(caption.confidence)} confident${missing}`;
+    this.part(".percent").textContent = `${percent(caption.confidence)} confident${missing}${caption.shortened ? "; what was not sure is left out" : ""}`;
+    const tags = this.found.tags || [];
+    this.part(".tags").replaceChildren(...tags.map((tag) => Object.assign(document.createElement("li"), { textContent: tag.name, title: `${tag.kind}, ${percent(tag.probability)}` })));
+    this.part(".tags").hidden = !tags.length;
     this.part(".hint").hidden = !regions;
     this.element.querySelectorAll(".others button").forEach((button, number) => button.setAttribute("aria-pressed", String(number === at)));
   }
