@@ -141,7 +141,7 @@ def test_a_caption_that_is_trusted_little_says_less() -> None:
     speaker.calibration = Calibration({"mean": 1.0}, (-3.0, 0.0), (0.0, 1.0))
     less = speaker._shorten(given, options)
     assert (less.text, less.shortened, less.words) == ("A dog.", True, ["a", "dog"])
-    assert less.log_probs == [-0.1, -0.2]
+    assert (less.log_probs, less.confidence) == ([-0.1, -0.2], given.confidence)
     assert less.to_dict()["shortened"] is True
     assert speaker._shorten(replace(given, confidence=0.9), options).text == given.text
     assert speaker._shorten(given, replace(options, min_words=4)) is given

@@ -726,7 +726,10 @@ class Captioner:
         return replace(best, alternatives=tuple(others)) if others else best
 
     def _shorten(self, caption: Caption, options: CaptionOptions) -> Caption:
-        """The caption without what is not sure, where it is trusted little as a whole: see `UNSURE`."""
+        """The caption without what is not sure, where it is trusted little as a whole: see `UNSURE`.
+
+        Its confidence stays that of the whole: a low estimate, and `min_confidence` means the same.
+        """
         if self.calibration is None or caption.confidence >= UNSURE or options.must or not caption.finished:
             return caption
         # Not of its first two words: there are many ways to begin a caption that is right.
@@ -741,7 +744,6 @@ class Captioner:
             text=self.vocabulary.sentence([*words, SPECIAL[3]]),
             words=words,
             log_probs=log_probs,
-            confidence=self.calibration.apply(log_probs),
             probability=float(np.exp(np.mean(log_probs))),
             attention=None if caption.attention is None else caption.attention[:end],
             shortened=True,
