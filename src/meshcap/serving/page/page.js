@@ -3,8 +3,10 @@
 
 const $ = (id) => document.getElementById(id);
 const NIGHT = "12, 14, 26";
-const DARKEST = 0.84; // how much night covers a place that was not looked at, as `meshcap explain` paints it
-const UNSEEN = 0.94; // and one that was cut away before the model looked
+const DIM = 0.6; // how much night lies on what was not looked at
+const UNSEEN = 0.85; // and on what was cut away before the model looked
+const GLOW = 1.25; // brightness of where it looked
+const SPREAD = 0.75; // weights to this power: one place has the most, and its neighbours shall be seen too
 const BLEND = 160; // milliseconds from one word's light to the next
 const CELLS = 56; // of a side, where regions are boxes of objects
 const AT_ONCE = 4; // requests under way: the server joins them into one batch
@@ -174,11 +176,12 @@ class Card {
   show(found) {
     this.state = "done";
     this.found = found;
+    // By what they are labelled with; what a search ranks them by is another number.
+    const all = [found, ...(found.alternatives || [])];
+    this.captions = all.sort((a, b) => (a.missing || 0) - (b.missing || 0) || b.confidence - a.confidence);
     this.busy(false);
-    this.part(".found").hidden = false;
-    this.choose(0);
+    this.finished(true);
     const list = this.part(".others ol");
-    const all = this.captions();
     this.part(".others").hidden = all.length < 2;
     list.replaceChildren(...all.map((caption, at) => {
       const button = document.createElement("button");
@@ -188,22 +191,25 @@ class Card {
       text.textContent = caption.caption;
       sure.textContent = percent(caption.confidence);
       button.append(text, sure);
-      button.setAttribute("aria-pressed", String(at === 0));
       button.addEventListener("click", () => this.choose(at));
       const item = document.createElement("li");
       item.append(button);
       return item;
     }));
+    this.choose(this.captions.indexOf(found));
   }
 
-  captions() {
-    return [this.found, ...(this.found.alternatives || [])];
+  // With captions, or with what went wrong.
+  finished(well) {
+    for (const part of this.element.querySelectorAll(".found")) part.hidden = !well;
+    this.element.classList.toggle("failed", !well);
+    showAll();
   }
 
   choose(at) {
     this.chosen = at;
     this.dark();
-    const caption = this.captions()[at];
+    const caption = this.captions[at];
     const regions = this.found.regions;
     const words = this.part(".words");
     words.setAttribute("aria-label", `Caption: ${caption.caption}`);
@@ -264,35 +270,49 @@ class Card {
     if (!message) return;
     this.found = null;
     this.dark();
-    this.part(".found").hidden = true;
+    this.finished(false);
     this.image.alt = `the picture ${this.name}`;
   }
 
   async copy(button) {
-    const caption = this.captions()[this.chosen];
-    const quoted = caption.caption.replaceAll("&", "&amp;").replaceAll('"', "&quot;").replaceAll("<", "&lt;");
-    const plain = { ...caption, words: caption.words.map(({ word, probability }) => ({ word, probability })) };
-    for (const name of ["alternatives", "regions"]) delete plain[name];
-    const texts = { text: caption.caption, alt: `alt="${quoted}"`, json: JSON.stringify({ file: this.name, ...plain }, null, 2) };
-    const done = await toClipboard(texts[button.dataset.as]);
-    const before = button.dataset.name || button.textContent;
-    button.dataset.name = before;
-    button.textContent = done ? "Copied" : "Not allowed";
-    say(done ? "Copied." : "The browser does not allow copying here.");
-    setTimeout(() => { button.textContent = before; }, 1500);
+    const { caption } = this.captions[this.chosen];
+    const quoted = caption.replaceAll("&", "&amp;").replaceAll('"', "&quot;").replaceAll("<", "&lt;");
+    const texts = { text: caption, alt: `alt="${quoted}"`, json: JSON.stringify(this.told(), null, 2) };
+    await copyBy(button, texts[button.dataset.as]);
+  }
+
+  // The chosen caption with its words, for programs.
+  told() {
+    const chosen = this.captions[this.chosen];
+    const plain = { ...chosen, words: chosen.words.map(({ word, probability }) => ({ word, probability })) };
+    for (const name of ["alternatives", "regions", "tags"]) delete plain[name];
+    return { file: this.name, ...plain, ...(this.found.tags && { tags: this.found.tags }) };
+  }
+
+  leave() {
+    cards.splice(cards.indexOf(this), 1);
+    this.state = "gone";
+    URL.revokeObjectURL(this.url);
+    this.element.remove();
+    showAll();
   }
 
   remove() {
     const at = cards.indexOf(this);
-    cards.splice(at, 1);
-    this.state = "gone";
-    URL.revokeObjectURL(this.url);
-    this.element.remove();
-    document.body.classList.toggle("some", cards.length > 0);
+    this.leave();
     say(`${this.name} removed.`);
     const next = cards[Math.min(at, cards.length - 1)];
     (next ? next.part(".remove") : $("pick")).focus();
   }
+}
+
+async function copyBy(button, text) {
+  const done = await toClipboard(text);
+  const before = button.dataset.name || button.textContent;
+  button.dataset.name = before;
+  button.textContent = done ? "Copied" : "Not allowed";
+  say(done ? "Copied." : "The browser does not allow copying here.");
+  setTimeout(() => { button.textContent = before; }, 1500);
 }
 
 async function toClipboard(text) {
@@ -309,6 +329,57 @@ async function toClipboard(text) {
     return done;
   }
 }
+
+// ---- all of them
+
+const done = () => cards.filter((card) => card.found);
+
+function showAll() {
+  document.body.classList.toggle("some", cards.length > 0);
+  $("all").hidden = !cards.length;
+  for (const name of ["copy-all", "save-csv", "save-json"]) $(name).disabled = !done().length;
+}
+
+// Commas, quotes and new lines may stand in a file's name. A byte order mark tells spreadsheets that it is UTF-8, and
+// what they would compute begins with an apostrophe.
+function csv(rows) {
+  const field = (value) => `"${String(value).replace(/^[=+\-@\t\r]/, "'$&").replaceAll('"', '""')}"`;
+  return `\ufeff${rows.map((row) => row.map(field).join(",")).join("\r\n")}\r\n`;
+}
+
+function save(name, kind, content) {
+  const link = Object.assign(document.createElement("a"), { download: name });
+  link.href = URL.createObjectURL(new Blob([content], { type: kind }));
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+}
+
+$("copy-all").addEventListener("click", (event) => {
+  copyBy(event.target, done().map((card) => `${card.name}\t${card.captions[card.chosen].caption}\n`).join(""));
+});
+$("save-csv").addEventListener("click", () => {
+  const rows = done().map((card) => {
+    const chosen = card.captions[card.chosen];
+    const others = card.captions.filter((caption) => caption !== chosen).map((caption) => caption.caption);
+    const names = (card.found.tags || []).map((tag) => tag.name);
+    return [card.name, chosen.caption, chosen.confidence, others.join(" | "), names.join(", ")];
+  });
+  save("captions.csv", "text/csv", csv([["file", "caption", "confidence", "alternatives", "keywords"], ...rows]));
+});
+$("save-json").addEventListener("click", () => {
+  const rows = done().map((card) => {
+    const chosen = card.captions[card.chosen];
+    const others = card.captions.filter((caption) => caption !== chosen);
+    const alternatives = others.map(({ caption, confidence }) => ({ caption, confidence }));
+    return { ...card.told(), alternatives };
+  });
+  save("captions.json", "application/json", `${JSON.stringify(rows, null, 2)}\n`);
+});
+$("clear").addEventListener("click", () => {
+  for (const card of [...cards]) card.leave();
+  say("All pictures removed.");
+  $("pick").focus();
+});
 
 // ---- light
 
@@ -332,7 +403,7 @@ function fieldOf(regions, weights) {
     });
   }
   const most = Math.max(...values, 1e-9);
-  return { rows, columns, values: values.map((value) => value / most) };
+  return { rows, columns, values: values.map((value) => (value / most) ** SPREAD) };
 }
 
 // Where the light is brightest, for whoever cannot see it.
@@ -404,19 +475,26 @@ class Light {
     Object.assign(this.small, { width: columns, height: rows });
     const pen = this.small.getContext("2d");
     const dots = pen.createImageData(columns, rows);
-    const [red, green, blue] = NIGHT.split(",").map(Number);
-    values.forEach((value, at) => dots.data.set([red, green, blue, Math.round(255 * DARKEST * (1 - value))], 4 * at));
+    values.forEach((value, at) => { dots.data[4 * at + 3] = Math.round(255 * value); });
     pen.putImageData(dots, 0, 0);
     const { width, height } = this.canvas;
     const [left, top, right, bottom] = this.window.map((part, at) => part * (at % 2 ? height : width));
     const paper = this.canvas.getContext("2d");
-    paper.clearRect(0, 0, width, height);
-    paper.fillStyle = `rgba(${NIGHT}, ${UNSEEN})`;
-    paper.fillRect(0, 0, width, height);
-    paper.clearRect(left, top, right - left, bottom - top);
-    paper.imageSmoothingEnabled = true;
+    // The picture, brighter, where it was looked at ...
+    paper.globalCompositeOperation = "copy";
     paper.imageSmoothingQuality = "high";
     paper.drawImage(this.small, left, top, right - left, bottom - top);
+    paper.globalCompositeOperation = "source-in";
+    paper.filter = `brightness(${GLOW})`;
+    paper.drawImage(this.image, 0, 0, width, height);
+    paper.filter = "none";
+    // ... and behind it a little night.
+    paper.globalCompositeOperation = "destination-over";
+    paper.fillStyle = `rgba(${NIGHT}, ${UNSEEN})`;
+    for (const edges of [[0, 0, width, top], [0, bottom, width, height - bottom], [0, top, left, bottom - top],
+      [right, top, width - right, bottom - top]]) paper.fillRect(...edges);
+    paper.fillStyle = `rgba(${NIGHT}, ${DIM})`;
+    paper.fillRect(left, top, right - left, bottom - top);
   }
 }
 
@@ -438,7 +516,7 @@ function add(files) {
       card.fail(`${card.name} is larger than the ${most} megabytes that this server takes.`);
     }
   }
-  document.body.classList.add("some");
+  showAll();
   work();
 }
 
