@@ -45,7 +45,6 @@ from meshcap.folders import (
     find_optional,
     folder_of,
 )
-from meshcap.music.score import is_score
 from meshcap.options import CaptionFields, CaptionOptions, Plan, ids_of_phrase, plan
 from meshcap.tags import colours, merged, of_captions
 from meshcap.text import Vocabulary
@@ -383,15 +382,22 @@ class Captioner:
         """
         options = options_of(options, fields)
         self.backend.check(regions)
+        return self._describe(regions, options, pixels)
+
+    def _describe(self, regions: Any, options: CaptionOptions, read: Sequence[np.ndarray] | None) -> list[Caption]:
+        """`describe` of Regions that fit."""
         named = None
         if self.names is not None and (options.tags or options.names):
             named = self.names.look(regions)
         found = self._search(regions, options, named=named)
         captions = self.say(found, options)
+        for at, source in enumerate(read or ()):
+            if hasattr(source, "report"):  # a score: rules know something of it, too
+                captions[at] = replace(captions[at], facts=source.report(captions[at].text))
         if not options.tags:
             return captions
         seen = [[]] * len(captions) if named is None or self.names is None else self.names.tags(named)
-        painted = [colours(one) if one.ndim == 3 else [] for one in pixels or ()] or [[]] * len(captions)
+        painted = [colours(one) if one.ndim == 3 else [] for one in read or ()] or [[]] * len(captions)
         return [
             replace(caption, tags=(*merged(of_captions(*self._hypotheses(found, at, caption)), heads), *paint))
             for at, (caption, heads, paint) in enumerate(zip(captions, seen, painted, strict=True))
@@ -463,14 +469,17 @@ class Captioner:
         texts = [text] if isinstance(text, str) else list(text)
         if not texts:
             raise MeshcapError("no sentence given: expected at least one")
+        regions = picture
+        if not is_regions(picture):
+            captioner, read = self._read(picture)
+            regions = captioner.see([read])
+            if captioner is not self:
+                return captioner.score(regions, text)  # type: ignore[arg-type]
         settings = self.backend.settings
         ids = [[*ids_of_phrase(one, self.vocabulary, "in the caption"), settings.eos] for one in texts]
         longest = max(map(len, ids))
         if longest > settings.max_length:
             raise MeshcapError(f"the caption has {longest - 1} words, expected at most {settings.max_length - 1}")
-        if not is_regions(picture) and (captioner := self.for_source(picture)) is not self:
-            return captioner.score(picture, text)  # type: ignore[arg-type]
-        regions = picture if is_regions(picture) else self.see([self.read(picture)])
         if len(regions) != 1:
             raise MeshcapError(f"regions of {len(regions)} pictures were given, expected those of one")
         self.backend.check(regions)
@@ -638,17 +647,18 @@ class Captioner:
             self._plans[options] = found
         return found
 
-    def for_source(self, source: object) -> Captioner:
-        """Who captions a source: the packaged captioner leaves scores to the packaged captioner of music."""
-        if self._of_scores is None or not is_score(source):
-            return self
+    def _read(self, source: Source) -> tuple[Captioner, np.ndarray]:
+        """What `read` gives, and who captions it: the packaged captioner leaves scores to that of music."""
+        try:
+            return self, self.read(source)
+        except MeshcapError:
+            from meshcap.music.score import is_score  # here: a picture need not be asked
+
+            if self._of_scores is None or not is_score(source):
+                raise
         if not isinstance(self._of_scores, Captioner):
             self._of_scores = self._of_scores()
-        return self._of_scores
-
-    def _read(self, source: Source) -> tuple[Captioner, np.ndarray]:
-        captioner = self.for_source(source)
-        return captioner, captioner.read(source)
+        return self._of_scores, self._of_scores.read(source)
 
     def _describe_all(self, read: Sequence[tuple[Captioner, np.ndarray]], options: CaptionOptions) -> list[Caption]:
         """A caption of each source that was read, by the captioner that read it."""
@@ -656,24 +666,16 @@ class Captioner:
         for captioner in dict.fromkeys(own for own, _ in read):
             places = [place for place, (own, _) in enumerate(read) if own is captioner]
             arrays = [read[place][1] for place in places]
-            captions = captioner.describe(captioner.see(arrays), options, pixels=arrays)
-            found |= zip(places, map(captioner._with_facts, captions, arrays), strict=True)
+            found |= zip(places, captioner._describe(captioner.see(arrays), options, arrays), strict=True)
         return [found[place] for place in range(len(read))]
-
-    def _with_facts(self, caption: Caption, read: np.ndarray) -> Caption:
-        facts = None if self.backend.preprocess is None else self.backend.preprocess.facts(read, caption.text)
-        return caption if facts is None else replace(caption, facts=facts)
 
     def _one(self, picture: Source, options: CaptionOptions) -> Caption:
         captioner, read = self._read(picture)
-        if captioner is not self:
-            return captioner._one(picture, options)
-        regions = self.see([read])
-        (caption,) = self.describe(regions, options, pixels=[read])
+        regions = captioner.see([read])
+        (caption,) = captioner._describe(regions, options, [read])
         boxes = getattr(regions, "boxes", None)
         shown = read if read.ndim == 3 else None
-        caption = replace(caption, picture=shown, boxes=None if boxes is None else boxes[0].float().cpu())
-        return self._with_facts(caption, read)
+        return replace(caption, picture=shown, boxes=None if boxes is None else boxes[0].float().cpu())
 
     def _stream(
         self, sources: Iterable[Source], options: CaptionOptions, size: int, workers: int

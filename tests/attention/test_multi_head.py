@@ -173,10 +173,8 @@ LAYERS, HEADS, D = 2, 2, 3
 )  # fmt: skip
 def test_against_lists(pictures: int, width: int, length: int, spare: int, seed: int) -> None:
     torch.manual_seed(seed)
-    state = empty_history(
-        layers=LAYERS, pictures=pictures, width=width, length=length + spare, heads=HEADS, d_head=D,
-        device=torch.device("cpu"), dtype=torch.float32,
-    )  # fmt: skip
+    like = torch.zeros(HEADS, 1, D)
+    state = empty_history(like, layers=LAYERS, pictures=pictures, width=width, length=length + spare)
     # said[layer][picture][hypothesis] is a list of (keys, values), one pair for each word
     said = [[[[] for _ in range(width)] for _ in range(pictures)] for _ in range(LAYERS)]
     for _ in range(length):
@@ -203,9 +201,7 @@ def test_cached_self_attention_is_causal_self_attention() -> None:
     """Three sequences, a word at a time without changing places, against reading them at once."""
     attention = SelfAttention(8, 2, 4)
     x = torch.randn(3, 5, 8)  # (W, T, D)
-    state = empty_history(
-        layers=1, pictures=1, width=3, length=5, heads=2, d_head=4, device=torch.device("cpu"), dtype=torch.float32
-    )
+    state = empty_history(torch.zeros(2, 1, 4), layers=1, pictures=1, width=3, length=5)
     with torch.no_grad():
         expected = attention(x, causal=True)
         for step in range(5):

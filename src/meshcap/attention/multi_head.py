@@ -93,25 +93,19 @@ def join_heads(x: Tensor) -> Tensor:
     return x.transpose(-2, -3).flatten(-2)
 
 
-def empty_history(
-    *,
-    layers: int,
-    pictures: int,
-    width: int,
-    length: int,
-    heads: int,
-    d_head: int,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> State:
-    """The tensors of an empty history for `width` hypotheses of up to `length` words."""
+def empty_history(like: Tensor, *, layers: int, pictures: int, width: int, length: int) -> State:
+    """The tensors of an empty history for `width` hypotheses of up to `length` words.
+
+    Args:
+        like: keys (…, H, N, d) of the same heads and width, dtype and device.
+    """
     places = -(-length * width // 8) * 8  # a multiple of 8 keeps masks aligned for the fused kernels
-    shape = (layers, pictures, heads, places, d_head)
+    shape = (layers, pictures, like.shape[-3], places, like.shape[-1])
     return {
-        "step": torch.zeros(1, dtype=torch.long, device=device),
-        "keys": torch.zeros(shape, dtype=dtype, device=device),
-        "values": torch.zeros(shape, dtype=dtype, device=device),
-        "visible": torch.zeros(pictures, width, places, dtype=torch.bool, device=device),
+        "step": torch.zeros(1, dtype=torch.long, device=like.device),
+        "keys": like.new_zeros(shape),
+        "values": like.new_zeros(shape),
+        "visible": torch.zeros(pictures, width, places, dtype=torch.bool, device=like.device),
     }
 
 

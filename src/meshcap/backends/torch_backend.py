@@ -108,9 +108,9 @@ class TorchBackend(Backend):
 
     @torch.no_grad()
     def see(self, pixels: Sequence[np.ndarray]) -> Regions:
-        vision = self.prepared().vision
+        vision, device = self.prepared().vision, self.device
         assert vision is not None
-        return vision(vision.stack(pixels).to(self.device))
+        return vision(vision.stack(pixels).to(device))
 
     def check(self, seen: Any) -> None:
         if not isinstance(seen, Regions):
@@ -143,8 +143,9 @@ class TorchBackend(Backend):
         found = decode(
             model, regions, strategy, rules, n_best=n_best, attention=attention, graphs=graphs, encoded=encoded
         )
-        both = join(remembered, extension)
-        return found if both is None else replace(found, extension=both, speaker=model, recollection=memory)
+        if remembered is None and extension is None:
+            return found
+        return replace(found, extension=join(remembered, extension), speaker=model, recollection=memory)
 
     @torch.no_grad()
     def remembering(self, regions: Regions, memory: Recollection) -> tuple[Decodable, State, Extension]:

@@ -361,16 +361,8 @@ class M2(CaptionModel):
             state["regions_visible"] = mask
         for layer in range(self.config.decoder_layers):
             state[f"region_keys.{layer}"], state[f"region_values.{layer}"] = self.decoder.sources(levels, layer)
-        state |= empty_history(
-            layers=self.config.decoder_layers,
-            pictures=levels.shape[1],
-            width=width,
-            length=length,
-            heads=self.config.heads,
-            d_head=self.config.head_width,
-            device=levels.device,
-            dtype=levels.dtype,
-        )
+        layers, keys = self.config.decoder_layers, state["region_keys.0"]
+        state |= empty_history(keys, layers=layers, pictures=levels.shape[1], width=width, length=length)
         if levels.is_cuda:
             weight, bias = self.decoder.output.aligned()
             state["output_weight"], state["output_bias"] = weight, bias.to(weight.dtype)

@@ -210,6 +210,8 @@ def _content(source: Source) -> tuple[str, bytes]:
             raise MeshcapError(f"{path} cannot be read: {error.strerror or error}") from error
     name = str(getattr(source, "name", "the score"))
     try:
+        if source.seekable():
+            source.seek(0)
         return name, source.read(MOST_BYTES + 1)
     except (OSError, ValueError, AttributeError) as error:
         raise MeshcapError(f"{name} cannot be read ({error}): expected a score") from error

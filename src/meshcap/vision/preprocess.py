@@ -56,10 +56,6 @@ class Preprocess:
         square = self.square(read_picture(source, at_least=self.size))
         return np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1))
 
-    def facts(self, read: np.ndarray, text: str) -> dict[str, Any] | None:
-        """What is known of a source beside its caption, where rules can tell; of a picture nothing."""
-        return None
-
     def __str__(self) -> str:
         return f"{self.size} pixels, {self.geometry}"
 

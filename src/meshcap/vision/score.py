@@ -36,26 +36,9 @@ class Bars(np.ndarray):
     facts: Facts
     heard: Heard
 
-
-@dataclass(frozen=True, kw_only=True)
-class ReadScore(Preprocess):
-    """How a score is read. There is nothing to choose."""
-
-    def read(self, source: Source) -> np.ndarray:
-        if isinstance(source, Image.Image | np.ndarray | Tensor) or (
-            isinstance(source, str) and not is_score(source) and _is_picture(source)
-        ):
-            raise MeshcapError(f"{_name(source)} is a picture, and this captioner reads scores (MIDI, ABC)")
-        features, boxes, facts, heard = measure(read_score(source))
-        found = np.concatenate((features, boxes), 1).view(Bars)
-        found.facts, found.heard = facts, heard
-        return found
-
-    def facts(self, read: np.ndarray, text: str) -> dict[str, Any] | None:
+    def report(self, text: str) -> dict[str, Any]:
         """What is known of the piece, and each statement of a caption: whether it agrees, and how sure that is."""
-        if not isinstance(read, Bars):
-            return None
-        known, heard = read.facts, read.heard
+        known, heard = self.facts, self.heard
         best = np.where(heard.sounding, heard.chords.max(1), 0.0)
         sure = float(heard.keys.max())
         statements = []
@@ -71,6 +54,21 @@ class ReadScore(Preprocess):
             said = {"kind": one.kind, "words": one.words, "agrees": true, "confidence": round(confidence, 4)}
             statements.append(said)
         return {"piece": known.to_dict() | {"key_confidence": round(sure, 4)}, "statements": statements}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadScore(Preprocess):
+    """How a score is read. There is nothing to choose."""
+
+    def read(self, source: Source) -> np.ndarray:
+        if isinstance(source, Image.Image | np.ndarray | Tensor) or (
+            isinstance(source, str) and not is_score(source) and _is_picture(source)
+        ):
+            raise MeshcapError(f"{_name(source)} is a picture, and this captioner reads scores (MIDI, ABC)")
+        features, boxes, facts, heard = measure(read_score(source))
+        found = np.concatenate((features, boxes), 1).view(Bars)
+        found.facts, found.heard = facts, heard
+        return found
 
     def __str__(self) -> str:
         return "bars of a score"
