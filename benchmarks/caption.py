@@ -209,8 +209,8 @@ def command(
     """Time captions on a CPU, from a cold start to a folder of photos, beside captioners of transformers."""
     import torch
 
+    from meshcap.backends.packed import can_pack
     from meshcap.folders import CONFIG, find_file, folder_of
-    from meshcap.models.packed import can_pack
 
     folder = folder_of(model)
     if not folder.is_dir():

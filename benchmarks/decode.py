@@ -17,10 +17,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # this repository, when run 
 
 from benchmarks import common
 from benchmarks.common import Rates, Row, decode_bytes, operations, report, set_up, timed
+from meshcap.backends.packed import can_pack, pack
 from meshcap.decoding import Beam, Graphs, Rules, decode
 from meshcap.machine import peak_memory
 from meshcap.models import M2, M2Config
-from meshcap.models.packed import can_pack, pack
 from meshcap.regions import Regions
 
 REGIONS = 50

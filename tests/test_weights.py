@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 
 import tiny
 from meshcap import weights as storage
+from meshcap.backends.packed import Int8Linear, can_pack
 from meshcap.errors import MeshcapError
 from meshcap.models import load_model
-from meshcap.models.packed import Int8Linear, can_pack
 from meshcap.weights import dequantise, quantise, reduced, rounded, stored
 
 PICTURES = tiny.pictures(3, 6)

@@ -8,7 +8,7 @@
 - A row is what makes one output: of a linear map, of a convolution, of a table of words. No number moves by more than
   half its row's scale.
 - The largest number of a row is always ±127, so rounding what was read back gives the same integers: a matrix that is
-  stored like this and then run in 8 bits (`meshcap.models.packed`) is rounded once, not twice.
+  stored like this and then run in 8 bits (`meshcap.backends.packed`) is rounded once, not twice.
 - Small matrices and those with short rows become float16, vectors (biases, norms, statistics) stay as they are: they
   are few, and everything passes through them. Of EfficientNet-Lite2, the stem, the first blocks and the depthwise
   kernels are 6 % of the weights; with these in 8 bits its features move by 17 %, without them by 6 %.

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tiny
+from meshcap.backends.packed import can_pack, pack
 from meshcap.errors import MeshcapError
 from meshcap.explain.attribution import (
     attribute,
@@ -14,7 +15,6 @@ from meshcap.explain.attribution import (
     rank_correlation,
 )
 from meshcap.models import CaptionModel
-from meshcap.models.packed import can_pack, pack
 
 IDS = torch.tensor([4, 7, 5, 3])  # three words and the end
 

@@ -8,10 +8,10 @@ import torch
 from safetensors.torch import load_file
 
 import tiny
+from meshcap.backends.packed import PackedLinear, can_pack, pack
 from meshcap.decoding import Beam, Rules, decode
 from meshcap.models import MODELS, create_model, load_model
 from meshcap.models.layers import Output, Words
-from meshcap.models.packed import PackedLinear, can_pack, pack
 from meshcap.regions import Regions
 from meshcap.training.losses import xe_loss
 from meshcap.training.optimizer import make_optimizer, named_weights

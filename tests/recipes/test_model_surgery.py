@@ -8,8 +8,8 @@ import torch
 import tiny
 import tiny_captioner
 from meshcap import Captioner
+from meshcap.backends.packed import can_pack
 from meshcap.errors import MeshcapError
-from meshcap.models.packed import can_pack
 from meshcap.text import Vocabulary
 from meshcap.vision import create_vision
 from recipes import model_surgery

@@ -25,6 +25,7 @@ from torch import nn
 
 from meshcap.backends.base import Backend
 from meshcap.backends.exported import expect_not_exported
+from meshcap.backends.packed import can_pack, multiplies_bfloat16, pack
 from meshcap.decoding.extension import Extended, Extension, Shares, join
 from meshcap.decoding.records import Hypotheses, Rules, Strategy
 from meshcap.decoding.search import Decodable, Graphs, State, decode
@@ -32,7 +33,6 @@ from meshcap.errors import MeshcapError
 from meshcap.folders import MEMORY, MEMORY_CONFIG, find_file, find_optional
 from meshcap.models import M2, CaptionModel, ModelConfig, load_model
 from meshcap.models.memory_level import MemoryLevel, Remembering, picture_vectors
-from meshcap.models.packed import can_pack, multiplies_bfloat16, pack
 from meshcap.models.recollection import Recollection, stand_ins
 from meshcap.regions import Regions
 from meshcap.vision import Preprocess, Vision, load_vision

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from meshcap.backends.packed import Packed
 from meshcap.errors import MeshcapError
 from meshcap.models import CaptionModel
-from meshcap.models.packed import Int8Linear, PackedLinear
 from meshcap.regions import Regions
 
 Baseline = Literal["zero", "mean"]
@@ -138,7 +138,7 @@ def differentiable(model: CaptionModel) -> CaptionModel:
     Raises:
         MeshcapError: the weights were rearranged for inference (`Captioner.optimize`) and have no gradients.
     """
-    if any(isinstance(module, PackedLinear | Int8Linear) for module in model.modules()):
+    if any(isinstance(module, Packed) for module in model.modules()):
         raise MeshcapError("an optimized model has no gradients: load it again, or leave attribution out")
     return model if model.dtype == torch.float32 else copy.deepcopy(model).float()
 

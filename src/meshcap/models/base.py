@@ -19,7 +19,6 @@ from meshcap.attention import State
 from meshcap.errors import MeshcapError
 from meshcap.files import write_text
 from meshcap.folders import CONFIG, WEIGHTS, Bits, find_file, read_config
-from meshcap.models.packed import Int8Linear, PackedLinear
 from meshcap.regions import Regions
 from meshcap.weights import build_for, load_weights, save_weights, stored
 
@@ -194,8 +193,6 @@ class CaptionModel(
         """
         if push_to_hub and bits != 32:
             raise MeshcapError(f"the hub is given 32 bits: save {bits} bits into a folder and upload that")
-        if any(isinstance(module, PackedLinear | Int8Linear) for module in self.modules()):
-            raise MeshcapError("weights laid out for the CPU cannot be saved: read the model with meshcap.load_model")
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
         self._save_pretrained(folder, bits)

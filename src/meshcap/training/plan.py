@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from meshcap.models.packed import multiplies_bfloat16
+from meshcap.backends.packed import multiplies_bfloat16
 from meshcap.training.settings import TrainSettings
 
 FROM_SCRATCH = ("small-cnn",)  # visions that know nothing before training

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import tiny
+from meshcap.backends.packed import Int8Linear, PackedLinear, can_pack, pack
 from meshcap.captioner import Captioner
 from meshcap.decoding import Beam, Rules, decode
 from meshcap.errors import MeshcapError
-from meshcap.models.packed import Int8Linear, PackedLinear, can_pack, pack
 
 PICTURES = tiny.pictures(3, 6, 2)
 IDS = torch.tensor([[2, 4, 5, 6, 7]]).expand(3, -1)
@@ -65,7 +65,7 @@ def test_packed_models_are_not_saved(int8: bool, tmp_path: Path) -> None:
 
 
 def test_int8_is_refused_where_it_cannot_be(captioner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("meshcap.models.packed.can_pack", lambda dtype: False)
+    monkeypatch.setattr("meshcap.backends.packed.can_pack", lambda dtype: False)
     with pytest.raises(MeshcapError, match="int8 weights need an x86 CPU"):
         pack(copy.deepcopy(captioner), int8=True)
 
