@@ -3,7 +3,7 @@
     python recipes/required_words.py --model default
 
 Each word is required of a picture in `examples/`. Printed for several thresholds: the share of suiting words that would
-get a warning, and the share of others that would. `meshcap.captioner.UNSUITED` is the threshold in use.
+get a warning, and the share of others that would. `meshcap.say.UNSUITED` is the threshold in use.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ import torch
 import tiny
 import tiny_captioner
 from meshcap import Captioner, MeshcapError, Regions
-from meshcap.captioner import UNSUITED
 from meshcap.data.scenes import draw_scene
 from meshcap.decoding import Beam, Greedy, Hypotheses, Sampling
+from meshcap.say import UNSUITED
 from meshcap.text import Vocabulary
 from meshcap.vision import create_vision
 

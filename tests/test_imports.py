@@ -43,8 +43,9 @@ ALLOWED: dict[str, set[str]] = {
     "calibration": BASE,
     "tags": {"caption"},
     "names": BASE | {"caption", "decoding", "regions", "text", "weights"},
+    "say": {"errors", "caption", "options", "decoding", "text", "calibration", "tags", "names"},
 }
-RECORDS = {"options", "caption", "calibration", "machine", "tags", "names"}
+RECORDS = {"options", "caption", "calibration", "machine", "tags", "names", "say"}
 BELOW = BASE | PARTS | RECORDS | {"models", "decoding", "vision", "music"}
 ALLOWED["backends"] = BELOW
 ALLOWED["captioner"] = BELOW | {"backends"}

@@ -11,6 +11,7 @@ import tiny
 from meshcap import Captioner, CaptionOptions, MeshcapError, Regions
 from meshcap.calibration import Calibration
 from meshcap.names import Kind, Names, Table, agree
+from meshcap.say import Speaker
 from meshcap.text import Vocabulary
 from meshcap.text.sentence import phrase_starts
 
@@ -137,14 +138,15 @@ def test_a_caption_that_is_trusted_little_says_less() -> None:
     likely = [*(log_probs[word] for word in words[4:]), -0.1]
     given = replace(found, words=words[4:], log_probs=likely, finished=True, confidence=0.6)
     options = CaptionOptions()
-    assert speaker._shorten(given, options) is given  # no measured confidence: nothing to go by
-    speaker.calibration = Calibration({"mean": 1.0}, (-3.0, 0.0), (0.0, 1.0))
-    less = speaker._shorten(given, options)
+    say = Speaker(speaker.vocabulary)
+    assert say.shorten(given, options) is given  # no measured confidence: nothing to go by
+    say = Speaker(speaker.vocabulary, Calibration({"mean": 1.0}, (-3.0, 0.0), (0.0, 1.0)))
+    less = say.shorten(given, options)
     assert (less.text, less.shortened, less.words) == ("A dog.", True, ["a", "dog"])
     assert (less.log_probs, less.confidence) == ([-0.1, -0.2], given.confidence)
     assert less.to_dict()["shortened"] is True
-    assert speaker._shorten(replace(given, confidence=0.9), options).text == given.text
-    assert speaker._shorten(given, replace(options, min_words=4)) is given
-    assert speaker._shorten(given, replace(options, must=("bed",))) is given
+    assert say.shorten(replace(given, confidence=0.9), options).text == given.text
+    assert say.shorten(given, replace(options, min_words=4)) is given
+    assert say.shorten(given, replace(options, must=("bed",))) is given
     sure = replace(given, log_probs=[-0.3] * 6)
-    assert speaker._shorten(sure, options) is sure  # unlikely as a whole, and no word of it stands out
+    assert say.shorten(sure, options) is sure  # unlikely as a whole, and no word of it stands out

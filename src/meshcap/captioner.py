@@ -32,7 +32,7 @@ from meshcap.backends.base import Backend
 from meshcap.backends.exported import backend_of
 from meshcap.caption import Caption
 from meshcap.decoding.records import Hypotheses
-from meshcap.errors import FailedError, MeshcapError
+from meshcap.errors import MeshcapError
 from meshcap.folders import (
     CALIBRATION,
     DEFAULT,
@@ -46,10 +46,9 @@ from meshcap.folders import (
     folder_of,
 )
 from meshcap.options import CaptionFields, CaptionOptions, Plan, ids_of_phrase, plan
-from meshcap.tags import colours, merged, of_captions
+from meshcap.say import Speaker
+from meshcap.tags import colours
 from meshcap.text import Vocabulary
-from meshcap.text.sentence import fit_articles, phrase_starts
-from meshcap.text.vocabulary import SPECIAL
 from meshcap.vision.pictures import Source
 
 if TYPE_CHECKING:
@@ -70,13 +69,6 @@ BACKENDS = ("torch", "onnx", "torch-export")
 
 AHEAD = 2  # batches that are being read while one is captioned
 MOST_PLANS = 64  # options whose plans are kept
-# A caption with a required word whose words are, in the geometric mean, less than this share as likely as those of the
-# best caption that the same search found without: the word does not suit. Measured by recipes/required_words.py.
-UNSUITED = 0.4
-# A caption with less confidence than UNSURE ends before the phrase with the first word that is less likely than
-# DOUBTED. Chosen on COCO's val captions and the seen half of benchmarks/photos: see docs/confidence.md.
-UNSURE, DOUBTED = 0.75, 0.5
-LOG_DOUBTED = float(np.log(DOUBTED))
 
 
 class Captioner:
@@ -301,7 +293,7 @@ class Captioner:
     ) -> list[Caption]:
         """A caption of each picture with its alternatives: n in all, or as many different ones as were found."""
         options = options_of(options, fields)
-        return [self._caption(found, picture, options) for picture in range(len(found.scores))]
+        return self._speaker.captions(found, options)
 
     # All of them at once.
 
@@ -399,23 +391,9 @@ class Captioner:
         seen = [[]] * len(captions) if named is None or self.names is None else self.names.tags(named)
         painted = [colours(one) if one.ndim == 3 else [] for one in read or ()] or [[]] * len(captions)
         return [
-            replace(caption, tags=(*merged(of_captions(*self._hypotheses(found, at, caption)), heads), *paint))
+            replace(caption, tags=(*self._speaker.tags(found, at, caption, heads), *paint))
             for at, (caption, heads, paint) in enumerate(zip(captions, seen, painted, strict=True))
         ]
-
-    def _hypotheses(
-        self, found: Hypotheses, picture: int, caption: Caption
-    ) -> tuple[list[tuple[list[str], float]], float]:
-        """Words and log-probability of each hypothesis of a picture, and the confidence in the best."""
-        vocabulary = self.vocabulary if found.extension is None else self.vocabulary.extended(found.extension.words)
-        listed = []
-        for rank, score in enumerate(found.scores[picture].tolist()):
-            if rank and score == float("-inf"):
-                continue
-            length = int(found.lengths[picture, rank])
-            words = vocabulary.decode(found.ids[picture, rank, :length].tolist())
-            listed.append((words, float(found.log_probs[picture, rank, :length].sum())))
-        return listed, caption.confidence
 
     def stream(
         self,
@@ -483,20 +461,10 @@ class Captioner:
         if len(regions) != 1:
             raise MeshcapError(f"regions of {len(regions)} pictures were given, expected those of one")
         self.backend.check(regions)
-        captions = []
-        for words, log_probs in zip(ids, self.backend.score(regions, ids), strict=True):
-            likely = float(np.exp(np.mean(log_probs)))
-            captions.append(
-                Caption(
-                    text=self.vocabulary.sentence(words),
-                    words=self.vocabulary.decode(words),
-                    log_probs=log_probs,
-                    confidence=likely if self.calibration is None else self.calibration.apply(log_probs),
-                    probability=likely,
-                    score=float(np.sum(log_probs)),
-                    finished=True,
-                )
-            )
+        captions = [
+            self._speaker.caption_of(self.vocabulary.decode(words), log_probs)
+            for words, log_probs in zip(ids, self.backend.score(regions, ids), strict=True)
+        ]
         return captions[0] if isinstance(text, str) else captions
 
     # What it remembers.
@@ -707,98 +675,9 @@ class Captioner:
         finally:  # also where the generator is closed, or thrown away, in the middle
             pool.shutdown(cancel_futures=True)
 
-    def _caption(self, found: Hypotheses, picture: int, options: CaptionOptions) -> Caption:
-        """The best caption of a picture, its alternatives with it."""
-        scores, captions, words = found.scores[picture].tolist(), list[Caption](), set[tuple[str, ...]]()
-        if scores[0] != scores[0]:  # NaN: of weights that are finite and too large, or of a damaged exported graph
-            raise FailedError("the model computes no numbers (NaN) for a picture: its weights are damaged")
-        for rank, score in enumerate(scores):
-            if rank and score == float("-inf"):  # the search found fewer
-                continue
-            one = self._hypothesis(found, picture, rank, options)
-            if not rank and options.shorten:
-                one = self._shorten(one, options)
-            if tuple(one.words) not in words:
-                words.add(tuple(one.words))
-                least = options.min_confidence
-                captions.append(one.withhold() if least is not None and one.confidence < least else one)
-            if len(captions) == options.n:
-                break
-        best, *others = captions
-        return replace(best, alternatives=tuple(others)) if others else best
-
-    def _shorten(self, caption: Caption, options: CaptionOptions) -> Caption:
-        """The caption without what is not sure, where it is trusted little as a whole: see `UNSURE`.
-
-        Its confidence stays that of the whole: a low estimate, and `min_confidence` means the same.
-        """
-        if self.calibration is None or caption.confidence >= UNSURE or options.must or not caption.finished:
-            return caption
-        # Not of its first two words: there are many ways to begin a caption that is right.
-        doubted = [place for place in range(2, len(caption.words)) if caption.log_probs[place] < LOG_DOUBTED]
-        starts = [place for place in phrase_starts(caption.words) if place >= options.min_words]
-        if not doubted or not starts:
-            return caption
-        end = max((place for place in starts if place <= doubted[0]), default=starts[0])
-        words, log_probs = caption.words[:end], caption.log_probs[:end]
-        return replace(
-            caption,
-            text=self.vocabulary.sentence([*words, SPECIAL[3]]),
-            words=words,
-            log_probs=log_probs,
-            probability=float(np.exp(np.mean(log_probs))),
-            attention=None if caption.attention is None else caption.attention[:end],
-            shortened=True,
-        )
-
-    def _hypothesis(self, found: Hypotheses, picture: int, rank: int, options: CaptionOptions) -> Caption:
-        length, finished = int(found.lengths[picture, rank]), bool(found.finished[picture, rank])
-        ids = found.ids[picture, rank, :length].tolist()
-        log_probs = found.log_probs[picture, rank, :length].tolist()
-        likely = float(np.exp(sum(log_probs) / max(1, length)))
-        confidence = likely if self.calibration is None or not log_probs else self.calibration.apply(log_probs)
-        vocabulary = self.vocabulary if found.extension is None else self.vocabulary.extended(found.extension.words)
-        words = vocabulary.decode(ids)
-        places = list(range(len(words)))
-        if found.extension is not None:
-            fitting = self._fit(words, ids, found.extension)
-            words, places = list(fitting.values()), list(fitting)
-            log_probs = _merged(log_probs, places)
-        missing, warning = 0, None
-        if options.must:
-            missing = len(options.must) - int(found.satisfied[picture, rank])
-            warning = _warning(options, missing, likely, float(found.unconstrained[picture]))
-        weights = listened = None
-        if found.attention is not None:
-            weights = found.attention["words"][picture, rank, places].float().cpu()
-            if "listened" in found.attention:
-                listened = found.attention["listened"][picture, rank, places].tolist()
-        return Caption(
-            text=self.vocabulary.sentence([*words, SPECIAL[3]] if finished else words),
-            words=words,
-            log_probs=log_probs,
-            confidence=confidence,
-            probability=likely,
-            score=float(found.scores[picture, rank]),
-            finished=finished,
-            missing=missing,
-            warning=warning,
-            attention=weights,
-            memory=listened,
-        )
-
-    def _fit(self, words: list[str], ids: list[int], extension: Extension) -> dict[int, str]:
-        """Words by their places, with articles that fit words for the moment."""
-        known = len(self.vocabulary)
-        new = {place: one - known for place, one in enumerate(ids) if one >= known}
-        names = {place for place, one in new.items() if extension.proper and extension.proper[one]}
-        if self.names is not None:
-            from meshcap.names import agree
-
-            plain = [place for place in new if place not in names]
-            numbered = agree(words, plain, self.names.plurals())
-            words = [numbered.get(place, word) for place, word in enumerate(words)]
-        return fit_articles(words, new, names)
+    @property
+    def _speaker(self) -> Speaker:
+        return Speaker(self.vocabulary, self.calibration, self.names)
 
     def _torch(self, lacks: str = "has no model in torch") -> Any:
         if self.backend.name != "torch":
@@ -883,25 +762,6 @@ def _expect_width(model: CaptionModel, vision: Vision | None) -> None:
             f"the vision gives {vision.width} numbers a region and the model was made for {model.config.d_input}: "
             "they do not belong together"
         )
-
-
-def _warning(options: CaptionOptions, missing: int, likely: float, without: float) -> str | None:
-    if missing:
-        return f"{missing} of {len(options.must)} required words could not be fitted in"
-    if likely < UNSUITED * without:
-        times = without / max(likely, 1e-9)
-        named = ", ".join(options.must)
-        return f"{named!r} does not suit the picture: the words of a caption without are {times:.1f} times as likely"
-    return None
-
-
-def _merged(log_probs: list[float], places: list[int]) -> list[float]:
-    """Log-probabilities of the words at these places and of the end; one left out goes to the word after it."""
-    sums, since = [], 0
-    for place in places:
-        sums.append(sum(log_probs[since : place + 1]))
-        since = place + 1
-    return sums + log_probs[since:]
 
 
 def _shown(blocks: Iterable[Any], total: int, progress: bool) -> Iterator[Any]:

@@ -1,0 +1,169 @@
+"""The last step of `Captioner`: hypotheses to captions, with how far to trust them. Nothing here needs torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from meshcap.caption import Caption, Tag
+from meshcap.decoding.records import Hypotheses
+from meshcap.errors import FailedError
+from meshcap.options import CaptionOptions
+from meshcap.tags import merged, of_captions
+from meshcap.text import Vocabulary
+from meshcap.text.sentence import fit_articles, phrase_starts
+from meshcap.text.vocabulary import SPECIAL
+
+if TYPE_CHECKING:
+    from meshcap.calibration import Calibration
+    from meshcap.decoding.extension import Extension
+    from meshcap.names import Names
+
+# A caption with a required word whose words are, in the geometric mean, less than this share as likely as those of the
+# best caption that the same search found without: the word does not suit. Measured by recipes/required_words.py.
+UNSUITED = 0.4
+# A caption with less confidence than UNSURE ends before the phrase with the first word that is less likely than
+# DOUBTED. Chosen on COCO's val captions and the seen half of benchmarks/photos: see docs/confidence.md.
+UNSURE, DOUBTED = 0.75, 0.5
+LOG_DOUBTED = float(np.log(DOUBTED))
+
+
+@dataclass(frozen=True)
+class Speaker:
+    """Who puts hypotheses into words: a vocabulary, and what a captioner has beside it."""
+
+    vocabulary: Vocabulary
+    calibration: Calibration | None = None
+    names: Names | None = None
+
+    def captions(self, found: Hypotheses, options: CaptionOptions) -> list[Caption]:
+        """A caption of each picture with its alternatives: n in all, or as many different ones as were found."""
+        return [self._caption(found, picture, options) for picture in range(len(found.scores))]
+
+    def _caption(self, found: Hypotheses, picture: int, options: CaptionOptions) -> Caption:
+        scores, captions, words = found.scores[picture].tolist(), list[Caption](), set[tuple[str, ...]]()
+        if scores[0] != scores[0]:  # NaN: of weights that are finite and too large, or of a damaged exported graph
+            raise FailedError("the model computes no numbers (NaN) for a picture: its weights are damaged")
+        for rank, score in enumerate(scores):
+            if rank and score == float("-inf"):  # the search found fewer
+                continue
+            one = self._hypothesis(found, picture, rank, options)
+            if not rank and options.shorten:
+                one = self.shorten(one, options)
+            if tuple(one.words) not in words:
+                words.add(tuple(one.words))
+                least = options.min_confidence
+                captions.append(one.withhold() if least is not None and one.confidence < least else one)
+            if len(captions) == options.n:
+                break
+        best, *others = captions
+        return replace(best, alternatives=tuple(others)) if others else best
+
+    def _hypothesis(self, found: Hypotheses, picture: int, rank: int, options: CaptionOptions) -> Caption:
+        ids, log_probs = _said(found, picture, rank)
+        words = self._known(found).decode(ids)
+        caption = self.caption_of(words, log_probs, bool(found.finished[picture, rank]))
+        caption = replace(caption, score=float(found.scores[picture, rank]))
+        places = list(range(len(words)))
+        if found.extension is not None:
+            fitting = self._fit(words, ids, found.extension)
+            words, places = list(fitting.values()), list(fitting)
+            text, log_probs = self._sentence(words, caption.finished), _merged(log_probs, places)
+            caption = replace(caption, text=text, words=words, log_probs=log_probs)
+        if options.must:
+            missing = len(options.must) - int(found.satisfied[picture, rank])
+            warning = _warning(options, missing, caption.probability, float(found.unconstrained[picture]))
+            caption = replace(caption, missing=missing, warning=warning)
+        if found.attention is not None:
+            caption = replace(caption, attention=found.attention["words"][picture, rank, places].float().cpu())
+            if "listened" in found.attention:
+                caption = replace(caption, memory=found.attention["listened"][picture, rank, places].tolist())
+        return caption
+
+    def caption_of(self, words: list[str], log_probs: list[float], finished: bool = True) -> Caption:
+        """A caption of words that were judged one by one, and the end with them."""
+        likely = float(np.exp(sum(log_probs) / max(1, len(log_probs))))
+        trusted = likely if self.calibration is None or not log_probs else self.calibration.apply(log_probs)
+        text = self._sentence(words, finished)
+        return Caption(text, words, log_probs, trusted, likely, float(sum(log_probs)), finished)
+
+    def _sentence(self, words: list[str], finished: bool) -> str:
+        return self.vocabulary.sentence([*words, SPECIAL[3]] if finished else words)
+
+    def shorten(self, caption: Caption, options: CaptionOptions) -> Caption:
+        """The caption without what is not sure, where it is trusted little as a whole: see `UNSURE`.
+
+        Its confidence stays that of the whole: a low estimate, and `min_confidence` means the same.
+        """
+        if self.calibration is None or caption.confidence >= UNSURE or options.must or not caption.finished:
+            return caption
+        # Not of its first two words: there are many ways to begin a caption that is right.
+        doubted = [place for place in range(2, len(caption.words)) if caption.log_probs[place] < LOG_DOUBTED]
+        starts = [place for place in phrase_starts(caption.words) if place >= options.min_words]
+        if not doubted or not starts:
+            return caption
+        end = max((place for place in starts if place <= doubted[0]), default=starts[0])
+        words, log_probs = caption.words[:end], caption.log_probs[:end]
+        return replace(
+            caption,
+            text=self._sentence(words, finished=True),
+            words=words,
+            log_probs=log_probs,
+            probability=float(np.exp(np.mean(log_probs))),
+            attention=None if caption.attention is None else caption.attention[:end],
+            shortened=True,
+        )
+
+    def tags(self, found: Hypotheses, picture: int, caption: Caption, *more: Iterable[Tag]) -> tuple[Tag, ...]:
+        """Keywords of what all hypotheses of a picture name, and more of other sources."""
+        known, listed = self._known(found), []
+        for rank, score in enumerate(found.scores[picture].tolist()):
+            if not rank or score > float("-inf"):
+                ids, log_probs = _said(found, picture, rank)
+                listed.append((known.decode(ids), sum(log_probs)))
+        return merged(of_captions(listed, caption.confidence), *more)
+
+    def _known(self, found: Hypotheses) -> Vocabulary:
+        """The vocabulary, with the words for the moment."""
+        return self.vocabulary if found.extension is None else self.vocabulary.extended(found.extension.words)
+
+    def _fit(self, words: list[str], ids: list[int], extension: Extension) -> dict[int, str]:
+        """Words by their places, with articles that fit words for the moment."""
+        known = len(self.vocabulary)
+        new = {place: one - known for place, one in enumerate(ids) if one >= known}
+        names = {place for place, one in new.items() if extension.proper and extension.proper[one]}
+        if self.names is not None:
+            from meshcap.names import agree
+
+            plain = [place for place in new if place not in names]
+            numbered = agree(words, plain, self.names.plurals())
+            words = [numbered.get(place, word) for place, word in enumerate(words)]
+        return fit_articles(words, new, names)
+
+
+def _said(found: Hypotheses, picture: int, rank: int) -> tuple[list[int], list[float]]:
+    """The words of a hypothesis and the end, as ids, with their log-probabilities."""
+    length = int(found.lengths[picture, rank])
+    return found.ids[picture, rank, :length].tolist(), found.log_probs[picture, rank, :length].tolist()
+
+
+def _warning(options: CaptionOptions, missing: int, likely: float, without: float) -> str | None:
+    if missing:
+        return f"{missing} of {len(options.must)} required words could not be fitted in"
+    if likely < UNSUITED * without:
+        times = without / max(likely, 1e-9)
+        named = ", ".join(options.must)
+        return f"{named!r} does not suit the picture: the words of a caption without are {times:.1f} times as likely"
+    return None
+
+
+def _merged(log_probs: Sequence[float], places: Sequence[int]) -> list[float]:
+    """Log-probabilities of the words at these places and of the end; one left out goes to the word after it."""
+    sums, since = [], 0
+    for place in places:
+        sums.append(sum(log_probs[since : place + 1]))
+        since = place + 1
+    return [*sums, *log_probs[since:]]
