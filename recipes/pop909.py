@@ -15,7 +15,8 @@ from __future__ import annotations
 import json
 import random
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -35,7 +36,7 @@ from meshcap.data.pack import write_dataset
 from meshcap.data.shards import Packed
 from meshcap.errors import MeshcapError
 from meshcap.music import hearing
-from meshcap.music.captions import read_caption, write_captions
+from meshcap.music.captions import KINDS, Statement, read_caption, write_captions
 from meshcap.music.facts import Facts, facts_of
 from meshcap.music.harmony import ALL_CHORDS, Chord, Key, estimate_chords, estimate_key, parse_chord
 from meshcap.music.score import BASS, Part, Score, read_score
@@ -327,60 +328,87 @@ def hear(folder: Folder, out: Annotated[Path, typer.Option()] = hearing.WEIGHTS)
 def check(
     data: Annotated[Path, typer.Argument(help="What `make` wrote.")],
     captions: Annotated[Path, typer.Argument(help="The captions-test.json that `meshcap evaluate` wrote.")],
+    split: Annotated[str, typer.Option()] = "test",
 ) -> None:
-    """How many statements of each kind are true, beside the baselines; of files with annotations and without."""
+    """How many statements of each kind are true, beside what simpler ways would have said of the same pieces."""
     said = {str(one["image_id"]): one["caption"] for one in json.loads(captions.read_text())}
-    samples = [sample for sample in read_dataset(data).split("test") if sample.id in said]
+    dataset = read_dataset(data)
+    usual = most_common(Facts.from_dict((sample.more or {})["facts"]) for sample in dataset.split("train"))
+    samples = [sample for sample in dataset.split(split) if sample.id in said]
     for mode in ("bare", "given"):
-        counts: dict[str, list[int]] = {}
-        baselines: dict[str, list[float]] = {}
-        unread = 0
-        for sample in samples:
-            if not sample.id.endswith(mode):
-                continue
-            facts = Facts.from_dict((sample.more or {})["facts"])
-            statements, left = read_caption(said[sample.id])
-            unread += len(left)
-            for one in statements:
-                for kind in (one.kind, "all"):
-                    found = counts.setdefault(kind, [0, 0])
-                    found[0] += one.holds(facts)
-                    found[1] += 1
-            assert sample.picture is not None
-            for kind, right in simple_answers(read_score(sample.picture.read()).bare(), facts).items():
-                baselines.setdefault(kind, []).append(right)
-        print(f"{mode}: {len(said)} captions, {unread} words of no statement")
-        for kind, (true, total) in sorted(counts.items()):
-            simple = f"   {np.mean(baselines[kind]):.3f}" if kind in baselines else ""
-            print(f"  {kind:12} {true / total:.3f} of {total:5}{simple}")
+        pieces = [Piece.of(sample, said[sample.id]) for sample in samples if sample.id.endswith(mode)]
+        report(f"{mode}: {len(pieces)} captions", pieces, usual)
 
 
-def simple_answers(score: Score, facts: Facts) -> dict[str, float]:
-    """What textbook ways get right of a piece: Krumhansl and Schmuckler's keys, template chords; and always saying what
-    is most common among the training songs.
-    """
-    key = estimate_key(hearing.chroma(score).sum(0))
-    chords = estimate_chords(hearing.chroma(score, 0.5), hearing.chroma(score, 0.5, BASS))
-    found = facts_of(score, key, chords)
-    usual = {
-        "tempo": "slow", "metre": (4, 4), "cadence": "away", "direction": "level", "range": "wide",
-        "density": "even", "climax": "beginning", "loop": None, "texture": "accompaniment",
-    }  # fmt: skip
-    true = {
-        "tempo": facts.tempo, "metre": facts.metre, "cadence": facts.cadence, "direction": facts.direction,
-        "range": facts.range_word, "density": facts.density_word, "climax": facts.climax_place, "loop": facts.loop,
-        "texture": facts.texture,
-    }  # fmt: skip
-    answers = {name: float(usual[name] == true[name]) for name in usual}
-    four = facts.chords[:4]
-    return answers | {
-        "key": float(found.key == facts.key),
-        "progression": float(found.chords[:4] == four),
-        "degrees": float(found.chords[:4] == four and found.key == facts.key),
-        "opening": float(found.chords[0] == facts.chords[0]),
-        "closing": float(found.chords[-1] == facts.chords[-1]),
-        "cadence by templates": float(found.cadence == facts.cadence),
-    }
+@dataclass(frozen=True)
+class Piece:
+    """What was said of a piece, what is true of it, and what rules and the hearing alone would say."""
+
+    statements: tuple[Statement, ...]
+    unread: int  # words of no statement
+    facts: Facts
+    textbook: Facts  # Krumhansl and Schmuckler's key, template chords
+    heard: Facts
+
+    @classmethod
+    def of(cls, sample: Any, caption: str) -> Piece:
+        statements, left = read_caption(caption)
+        score = read_score(sample.picture.read())
+        bare = score.bare()
+        key = estimate_key(hearing.chroma(bare).sum(0))
+        chords = estimate_chords(hearing.chroma(bare, 0.5), hearing.chroma(bare, 0.5, BASS))
+        heard = hearing.hear(score)
+        by_ear = facts_of(score, heard.key, heard.best_chords())
+        return cls(statements, len(left), truth(sample), facts_of(bare, key, chords), by_ear)
+
+
+def truth(sample: Any) -> Facts:
+    return Facts.from_dict((sample.more or {})["facts"])
+
+
+def right(kind: str, found: Facts, facts: Facts) -> float:
+    """Whether what would be said of one record of facts is true of the other; nan: nothing would be said."""
+    ways = KINDS[kind].say(found)
+    return float(KINDS[kind].holds(KINDS[kind].read(ways[0]), facts)) if ways else float("nan")
+
+
+def most_common(all_facts: Iterable[Facts]) -> dict[str, str]:
+    """Of each kind, the words that are true most often."""
+    counts: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
+    for facts in all_facts:
+        for kind, own in counts.items():
+            if ways := KINDS[kind].say(facts):
+                own[ways[0]] += 1
+    return {kind: own.most_common(1)[0][0] for kind, own in counts.items()}
+
+
+def report(title: str, pieces: list[Piece], usual: dict[str, str]) -> None:
+    """A table in Markdown. Simpler ways are asked of those pieces alone of which the captioner said something."""
+    rows: dict[str, list[tuple[bool, float, float, float]]] = {}
+    for piece in pieces:
+        for one in piece.statements:
+            kind, facts = one.kind, piece.facts
+            common = KINDS[kind].holds(KINDS[kind].read(usual[kind]), facts)
+            row = one.holds(facts), right(kind, piece.heard, facts), right(kind, piece.textbook, facts), float(common)
+            rows.setdefault(kind, []).append(row)
+            if kind == "key":
+                modes = [other.key.mode == facts.key.mode for other in (piece.heard, piece.textbook)]
+                rows.setdefault("mode", []).append(
+                    (one.value.mode == facts.key.mode, *modes, facts.key.mode == "major")
+                )  # type: ignore[attr-defined]
+    every = [row for kind, own in rows.items() for row in own if kind != "mode"]
+    faultless = np.mean([all(one.holds(piece.facts) for one in piece.statements) for piece in pieces])
+    unread, kinds = sum(piece.unread for piece in pieces), len({one.kind for p in pieces for one in p.statements})
+    print(f"{title}, {len(every) / len(pieces):.2f} statements each of {kinds} kinds", end=", ")
+    print(f"{faultless:.1%} of the captions true throughout, {unread} words of no statement\n")
+    print("| kind | said | of pieces | true | as heard | textbook | most common |\n|---|---|---|---|---|---|---|")
+    for kind, own in [*sorted(rows.items()), ("all", every)]:
+        true, *others = (
+            100 * np.nanmean(column) if not np.isnan(column).all() else np.nan for column in np.array(own, float).T
+        )
+        share = "" if kind == "all" else f"{100 * len(own) / len(pieces):.0f} %"
+        print(f"| {kind} | {len(own)} | {share} | {true:.1f} | " + " | ".join(f"{one:.1f}" for one in others) + " |")
+    print()
 
 
 if __name__ == "__main__":

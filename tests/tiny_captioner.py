@@ -18,6 +18,15 @@ def build(calibration: Calibration | None = None, *, seed: int = 10) -> Captione
     return Captioner(model, Vocabulary(WORDS), vision, calibration)
 
 
+MUSIC = ["<unk>", "<pad>", "<bos>", "<eos>", *"a slow moderate piece in c-major g-major where the melody rises".split()]
+
+
+def of_music() -> Captioner:
+    vision = create_vision("score")
+    model = tiny.build("m2", seed=3, vocab_size=len(MUSIC), d_input=vision.width, max_length=12)
+    return Captioner(model, Vocabulary(MUSIC), vision)
+
+
 def saved(folder: Path, calibration: Calibration | None = None) -> Path:
     build(calibration).save_pretrained(folder)
     return folder

@@ -624,9 +624,16 @@ class Captioner:
 
             if self._of_scores is None or not is_score(source):
                 raise
+        captioner = self.of_scores()
+        return captioner, captioner.read(source)
+
+    def of_scores(self) -> Captioner:
+        """Who captions scores: of the packaged captioner that of music, of others themselves."""
+        if self._of_scores is None:
+            return self
         if not isinstance(self._of_scores, Captioner):
             self._of_scores = self._of_scores()
-        return self._of_scores, self._of_scores.read(source)
+        return self._of_scores
 
     def _describe_all(self, read: Sequence[tuple[Captioner, np.ndarray]], options: CaptionOptions) -> list[Caption]:
         """A caption of each source that was read, by the captioner that read it."""

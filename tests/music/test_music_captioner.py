@@ -10,7 +10,6 @@ import pytest
 import torch
 from PIL import Image
 
-import tiny
 import tiny_captioner
 from meshcap import cli
 from meshcap.captioner import Captioner
@@ -20,8 +19,7 @@ from meshcap.explain import explain
 from meshcap.metrics.reward_facts import FactReward
 from meshcap.music.facts import facts_of
 from meshcap.music.harmony import Chord, Key
-from meshcap.text import Vocabulary
-from meshcap.vision.score import Score, picture_of
+from meshcap.vision.score import picture_of
 from music_scores import EIGHT, song
 
 pytest.importorskip("symusic")
@@ -33,14 +31,9 @@ def run(*words: object) -> int:
     return int(caught.value.code or 0)
 
 
-WORDS = ["<unk>", "<pad>", "<bos>", "<eos>", *"a slow moderate piece in c-major g-major where the melody rises".split()]
-
-
 @pytest.fixture(scope="module")
 def of_music() -> Captioner:
-    vision = Score()
-    model = tiny.build("m2", seed=3, vocab_size=len(WORDS), d_input=vision.width, max_length=12)
-    return Captioner(model, Vocabulary(WORDS), vision)
+    return tiny_captioner.of_music()
 
 
 @pytest.fixture

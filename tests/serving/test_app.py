@@ -1,6 +1,7 @@
 """The door: what is asked and answered over HTTP, beside what the captioner says by itself."""
 
 import base64
+import io
 import json
 from collections.abc import Callable
 from typing import Any
@@ -10,11 +11,14 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 import meshcap
+import tiny_captioner
 from meshcap.caption import Caption
 from meshcap.captioner import Captioner
 from meshcap.serving import app
 from meshcap.serving.limits import RefusalError
 from meshcap.serving.schemas import CaptionResponse
+from meshcap.vision.score import picture_of
+from music_scores import EIGHT
 from serving import small
 
 CAPTION = "/v1/caption"
@@ -49,6 +53,35 @@ def test_three_ways_to_send_a_picture(client: TestClient, eyes: Captioner) -> No
         assert answer.json()["model"] == "tiny"
         [told] = answer.json()["results"]
         agrees(told, eyes.caption(content))
+
+
+def test_scores_are_captioned_beside_pictures(opened: Callable[..., TestClient]) -> None:
+    pytest.importorskip("symusic")
+    eyes, music = small.captioner(), tiny_captioner.of_music()
+    eyes._of_scores = music
+    long, short = EIGHT.to_midi(), EIGHT.excerpt(0, 3).to_midi()
+    client = opened(eyes)
+    answer = client.post(CAPTION, **small.form(long, small.picture(), short, b"MThd broken", attention=True)).json()
+    first, second, third, broken = answer["results"]
+    agrees(second, eyes.caption(small.picture()))
+    assert "facts" not in second and "roll" not in second
+    for told, content, bars in ((first, long, 8), (third, short, 3)):
+        expected = music.caption(content)
+        agrees(told, expected)
+        assert told["facts"] == json.loads(json.dumps(expected.facts))
+        assert len(told["regions"]["boxes"]) == bars == len(told["words"][0]["attention"])
+        roll = Image.open(io.BytesIO(base64.b64decode(told["roll"].partition(",")[2])))
+        assert roll.size == picture_of(content).size
+    assert broken["error"]["status"] == 422 and "damaged score" in broken["error"]["message"]
+    alone = client.post(CAPTION, content=long, headers={"Content-Type": "audio/midi"}).json()["results"][0]
+    agrees(alone, music.caption(long))
+    assert "roll" not in alone
+    of_music = opened(music)
+    agrees(of_music.post(CAPTION, **small.form(short)).json()["results"][0], music.caption(short))
+    refused = of_music.post(CAPTION, **small.form(small.picture()))
+    assert refused.status_code == 422 and "reads scores" in refused.json()["error"]["message"]
+    refused = opened(small.captioner()).post(CAPTION, **small.form(short))
+    assert refused.status_code == 422 and "reads pictures" in refused.json()["error"]["message"]
 
 
 def test_many_pictures_are_answered_in_their_order(client: TestClient, eyes: Captioner) -> None:

@@ -8,9 +8,12 @@ is) is given as measured: the captioner has to choose and say it, not to discove
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
+from meshcap.music.captions import read_caption
 from meshcap.music.facts import (
     PLACES,
     RANGES,
@@ -23,7 +26,7 @@ from meshcap.music.facts import (
     melody_thirds,
     opening_likeness,
 )
-from meshcap.music.hearing import Heard, chroma, hear
+from meshcap.music.hearing import Heard, chroma, hear, place_of
 from meshcap.music.score import BASS, MELODY, Score
 
 COUNTED = 32  # bars with a number of their own
@@ -53,6 +56,7 @@ PARTS = {  # what a bar's numbers are, in this order
     "cadence": len(CADENCES),
 }
 WIDTH = sum(PARTS.values())
+HARMONY = ("progression", "degrees", "opening", "closing", "cadence", "loop")  # said of chords that were heard
 
 
 def measure(score: Score) -> tuple[np.ndarray, np.ndarray, Facts, Heard]:
@@ -66,6 +70,63 @@ def measure(score: Score) -> tuple[np.ndarray, np.ndarray, Facts, Heard]:
         columns.append(np.broadcast_to(rows, (len(score), width)))
     features = np.clip(np.nan_to_num(np.concatenate(columns, 1)), 0, 1)
     return features.astype(np.float32), boxes_of(score), facts, heard
+
+
+class Bars(np.ndarray):
+    """Numbers of a piece's bars (N, WIDTH + 4), boxes last, with the facts that were found on the way."""
+
+    facts: Facts
+    heard: Heard
+    roll: str | None = None  # a picture of the piece, as a data: URL, where somebody drew it
+
+    @classmethod
+    def measured(cls, score: Score) -> Bars:
+        features, boxes, facts, heard = measure(score)
+        return cls._made(np.concatenate((features, boxes), 1), facts, heard)
+
+    @classmethod
+    def _made(cls, numbers: np.ndarray, facts: Facts, heard: Heard) -> Bars:
+        found = numbers.view(cls)
+        found.facts, found.heard = facts, heard
+        return found
+
+    def report(self, text: str) -> dict[str, Any]:
+        """What is known of the piece, and each statement of a caption: whether it agrees, and how sure that is."""
+        known, heard = self.facts, self.heard
+        best = np.where(heard.sounding, heard.chords.max(1), 0.0)
+        sure = float(heard.keys.max())
+        statements = []
+        for one in read_caption(text)[0]:
+            confidence = 1.0
+            if one.kind == "key":
+                confidence = float(heard.keys[place_of(one.value)]) if one.holds(known) else 1 - sure  # type: ignore[arg-type]
+            elif one.kind in HARMONY:
+                spans = {"opening": best[:1], "closing": best[-1:], "cadence": best[-2:], "loop": best[:8]}
+                confidence = float(spans.get(one.kind, best[:4]).prod())
+                confidence *= sure if one.kind in ("cadence", "degrees") else 1.0
+            true = one.holds(known)
+            said = {"kind": one.kind, "words": one.words, "agrees": true, "confidence": round(confidence, 4)}
+            statements.append(said)
+        return {"piece": known.to_dict() | {"key_confidence": round(sure, 4)}, "statements": statements}
+
+    def packed(self) -> tuple[np.ndarray, dict[str, Any]]:
+        """All of it as numbers (N, WIDTH + 65) and plain values, for another process."""
+        heard = self.heard
+        numbers = np.concatenate((np.asarray(self), heard.chords, heard.sounding[:, None]), 1).astype(np.float32)
+        return numbers, {"facts": self.facts.to_dict(), "keys": heard.keys.tolist()}
+
+    @classmethod
+    def unpacked(cls, numbers: np.ndarray, known: Mapping[str, Any], roll: str | None = None) -> Bars:
+        """What `packed` gave, the numbers in one row.
+
+        Raises:
+            ValueError: something else.
+        """
+        rows, keys = numbers.reshape(-1, WIDTH + 65), np.asarray(known["keys"], float).reshape(24)
+        heard = Heard(keys, rows[:, WIDTH + 4 : -1].astype(float), rows[:, -1] > 0)
+        found = cls._made(rows[:, : WIDTH + 4].copy(), Facts.from_dict(known["facts"]), heard)
+        found.roll = roll
+        return found
 
 
 def boxes_of(score: Score) -> np.ndarray:

@@ -7,10 +7,14 @@ speaks JSON and pixels, no pickles.
     parent to child: length (8 bytes), content of a file
     child to parent: READY, once it has started; then for each picture
                      length (8 bytes), JSON {"window": …} or {"status": …, "message": …}; then the pixels, if any
+
+A MIDI file is read here as well. Instead of pixels come the numbers of its bars, and its piano roll is in the JSON.
 """
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import os
 import signal
@@ -26,6 +30,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from meshcap.errors import MeshcapError, TooLargeError
+from meshcap.music.features import Bars
 from meshcap.serving.limits import RefusalError
 from meshcap.vision.pictures import read_picture
 from meshcap.vision.preprocess import to_square, window
@@ -33,7 +38,9 @@ from meshcap.vision.preprocess import to_square, window
 Window = tuple[float, float, float, float]  # left, top, right, bottom as shares of the picture's size
 MEMORY = 1_000_000_000  # bytes of data in a decoder; the limits of pictures are well below, this is the last one
 LONGEST_ANSWER = 1_000_000  # bytes of JSON
+LONGEST_BARS = 4_000_000  # bytes of a score's numbers
 READY = b"+"
+WHOLE: Window = (0.0, 0.0, 1.0, 1.0)
 START_SECONDS = 60.0  # for a decoder to come up, on a machine that is busy; no part of a picture's time
 STUCK = 3.0  # seconds: with all decoders busy for longer than that, others have to wait
 
@@ -144,6 +151,9 @@ class DecoderProcess:
             answer = json.loads(_exactly(stdout, int.from_bytes(_exactly(stdout, 8), "big"), LONGEST_ANSWER))
             if "status" in answer:
                 raise RefusalError(int(answer["status"]), str(answer["message"]))
+            if "bars" in answer:
+                numbers = np.frombuffer(_exactly(stdout, int(answer["bytes"]), LONGEST_BARS), np.float32)
+                return Bars.unpacked(numbers, answer["bars"], roll=str(answer["roll"])), WHOLE
             pixels = np.frombuffer(_exactly(stdout, size * size * 3), np.uint8).reshape(size, size, 3)
             left, top, right, bottom = map(float, answer["window"])
             return np.ascontiguousarray(pixels.transpose(2, 0, 1)), (left, top, right, bottom)
@@ -204,6 +214,8 @@ def main() -> None:
 
 def _decoded(content: bytes, settings: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
     try:
+        if content.startswith(b"MThd"):  # not ABC: its reader runs another program
+            return _score(content)
         picture = read_picture(content, at_least=settings["size"], most_pixels=settings["pixels"])
         width, height = picture.size
         left, top, right, bottom = window(settings["geometry"], width, height)
@@ -215,6 +227,18 @@ def _decoded(content: bytes, settings: dict[str, Any]) -> tuple[dict[str, Any], 
         return {"status": 413, "message": "the picture does not fit into memory: make it smaller first"}, b""
     except MeshcapError as error:
         return {"status": 422, "message": str(error)}, b""
+
+
+def _score(content: bytes) -> tuple[dict[str, Any], bytes]:
+    from meshcap.music.roll import draw_roll
+    from meshcap.music.score import read_score
+
+    score = read_score(content)
+    numbers, known = Bars.measured(score).packed()
+    drawn = io.BytesIO()
+    draw_roll(score).quantize(16).save(drawn, "PNG", optimize=True)
+    roll = base64.b64encode(drawn.getvalue()).decode("ascii")
+    return {"bars": known, "bytes": numbers.nbytes, "roll": f"data:image/png;base64,{roll}"}, numbers.tobytes()
 
 
 if __name__ == "__main__":

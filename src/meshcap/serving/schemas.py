@@ -88,6 +88,8 @@ class PictureOut(BaseModel):
     tags: list[TagOut] | None = Field(None, description="Keywords, where they were asked for.")
     alternatives: list[CaptionOut] | None = Field(None, description="The next best, where n is above 1.")
     regions: RegionsOut | None = Field(None, description="Where attention was asked for.")
+    facts: dict[str, Any] | None = Field(None, description="Of a score: what rules know of it and of each statement.")
+    roll: str | None = Field(None, description="Of a score, its piano roll, on which the regions lie: a data: URL.")
     error: ErrorOut | None = None
 
 
@@ -137,12 +139,16 @@ def picture_out(found: CaptionedPicture | MeshcapError) -> PictureOut:
     if isinstance(found, MeshcapError):
         return PictureOut(error=error_out(found))
     caption = found.caption
-    answer = PictureOut(**dict(_caption_out(caption)))
+    count = None if found.boxes is None else len(found.boxes)
+    answer = PictureOut(**dict(_caption_out(caption, count)))
     if caption.tags:
         answer.tags = [TagOut(**tag.to_dict()) for tag in caption.tags]
     if caption.alternatives:
-        answer.alternatives = [_caption_out(one) for one in caption.alternatives]
+        answer.alternatives = [_caption_out(one, count) for one in caption.alternatives]
+    if not caption.withheld:
+        answer.facts = caption.facts
     if caption.attention is not None and found.boxes is not None:
+        answer.roll = found.roll
         boxes = found.boxes
         cells = as_grid(boxes[:, 0], boxes)
         answer.regions = RegionsOut(
@@ -160,7 +166,7 @@ def error_out(error: MeshcapError) -> ErrorOut:
     return ErrorOut(status=status, message=" ".join(str(error).split()))
 
 
-def _caption_out(caption: Caption) -> CaptionOut:
+def _caption_out(caption: Caption, regions: int | None) -> CaptionOut:
     attention = caption.attention
     return CaptionOut(
         caption=caption.text,
@@ -171,7 +177,7 @@ def _caption_out(caption: Caption) -> CaptionOut:
             CaptionWord(
                 word=word,
                 probability=round(math.exp(chance), DIGITS),
-                attention=None if attention is None else _rounded(attention[at]),
+                attention=None if attention is None else _rounded(attention[at][:regions]),
             )
             # The last chance may be of the end.
             for at, (word, chance) in enumerate(zip(caption.words, caption.log_probs, strict=False))
@@ -257,7 +263,7 @@ async def read_request(request: Request, limits: Limits, reservation: Reservatio
             if kind == "application/json":
                 content = b"".join([chunk async for chunk in body])
                 return await asyncio.to_thread(_json, content, options_of(request.query_params.multi_items()), limits)
-            if kind.startswith("image/") or kind == "application/octet-stream":
+            if kind.startswith(("image/", "audio/")) or kind == "application/octet-stream":
                 options = options_of(request.query_params.multi_items())
                 return [b"".join([chunk async for chunk in body])], options
     except TimeoutError:

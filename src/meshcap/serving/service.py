@@ -8,7 +8,6 @@ a batch waits a few milliseconds for others; while a batch is computed, the next
 from __future__ import annotations
 
 import asyncio
-import io
 import logging
 import math
 import os
@@ -21,21 +20,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from meshcap.caption import Caption
 from meshcap.captioner import Captioner
 from meshcap.errors import FailedError, MeshcapError
+from meshcap.music.features import Bars
 from meshcap.options import CaptionOptions
-from meshcap.serving.decoders import Decoders, Window
+from meshcap.serving.decoders import WHOLE, Decoders, Window
 from meshcap.serving.fetch import Fetcher
 from meshcap.serving.limits import Capacity, Limits, RefusalError, Reservation
 from meshcap.serving.metrics import Metrics
+from meshcap.vision.score import ReadScore
 
 TOGETHER = 640  # hypotheses that are decoded at once: 128 pictures with 5 beams, fewer where many words are required
 MAX_MUST, MAX_MUST_NOT, MAX_ENTRY = 8, 100, 800  # entries of a request, and letters of one
 SMOOTHING = 0.1  # weight of the latest batch in the mean time of a picture
-WHOLE: Window = (0.0, 0.0, 1.0, 1.0)
 FETCHES = 8  # at once, in threads of their own: a slow host must not keep others from being decoded
 
 
@@ -46,6 +45,7 @@ class Link:
     url: str
 
 
+Prepared = tuple[np.ndarray, Window, Captioner | None]  # what was read, what of it, and whose it is
 Given = bytes | Link | RefusalError  # the last: a picture that could not even be unwrapped
 
 
@@ -56,6 +56,7 @@ class CaptionedPicture:
     caption: Caption
     boxes: np.ndarray | None  # (N, 4) from 0 to 1 within the window; None: attention was not asked for
     window: Window  # the part of the picture that the model saw, as a share of its size
+    roll: str | None = None  # of a score, its picture as a data: URL
 
 
 @dataclass(eq=False)
@@ -66,6 +67,7 @@ class PendingPicture:
     options: CaptionOptions
     width: int = 5  # hypotheses that its search keeps
     window: Window = WHOLE
+    captioner: Captioner | None = None  # None: the batcher's own; scores have another
     result: Future[CaptionedPicture] = field(default_factory=Future)
 
     @property
@@ -160,11 +162,16 @@ class Batcher:
         if not jobs:
             return 0
         self.begun(len(jobs))
+        for captioner in dict.fromkeys(job.captioner for job in jobs):
+            self._caption_by(captioner or self.captioner, [job for job in jobs if job.captioner is captioner])
+        return len(jobs)
+
+    def _caption_by(self, captioner: Captioner, jobs: Sequence[PendingPicture]) -> None:
         try:
-            seen: Any = self.captioner.see([job.pixels for job in jobs])
+            seen: Any = captioner.see([job.pixels for job in jobs])
         except Exception as error:
             self._one_by_one(jobs, error)
-            return len(jobs)
+            return
         kinds: dict[Hashable, list[int]] = {}
         for at, job in enumerate(jobs):
             kinds.setdefault(job.kind, []).append(at)
@@ -178,20 +185,21 @@ class Batcher:
                 elif hasattr(seen, "__getitem__"):
                     self._describe(members, seen[part])
                 else:  # what an exported graph keeps of pictures cannot be taken apart
-                    self._describe(members, self.captioner.see([job.pixels for job in members]))
-        return len(jobs)
+                    self._describe(members, captioner.see([job.pixels for job in members]))
 
     def _describe(self, jobs: Sequence[PendingPicture], seen: Any) -> None:
-        options = jobs[0].options
+        options, captioner = jobs[0].options, jobs[0].captioner or self.captioner
         try:
-            captions = self.captioner.describe(seen, options, pixels=[job.pixels for job in jobs])
+            captions = captioner.describe(seen, options, pixels=[job.pixels for job in jobs])
             boxes = getattr(seen, "boxes", None) if options.attention else None
             boxes = None if boxes is None else np.asarray(boxes.float().cpu())
         except Exception as error:
             self._one_by_one(jobs, error)
             return
         for at, (job, caption) in enumerate(zip(jobs, captions, strict=True)):
-            job.result.set_result(CaptionedPicture(caption, None if boxes is None else boxes[at], job.window))
+            roll = getattr(job.pixels, "roll", None) if options.attention else None
+            own = None if boxes is None else boxes[at, : len(job.pixels)] if roll else boxes[at]  # others are longer
+            job.result.set_result(CaptionedPicture(caption, own, job.window, roll))
 
     def _one_by_one(self, jobs: Sequence[PendingPicture], error: Exception) -> None:
         """A failure must not spoil the rest of the batch: each picture is tried alone, and only the bad one fails."""
@@ -203,7 +211,7 @@ class Batcher:
             return
         for job in jobs:
             try:
-                self._describe([job], self.captioner.see([job.pixels]))
+                self._describe([job], (job.captioner or self.captioner).see([job.pixels]))
             except Exception as own:  # of `see`; `_describe` sets its own
                 self._one_by_one([job], own)
 
@@ -253,9 +261,7 @@ class Service:
     def start(self) -> None:
         """Ready once a first picture has gone all the way: libraries set themselves up on first use."""
         self.batcher.start()
-        content = io.BytesIO()
-        Image.new("RGB", (64, 64), "grey").save(content, "PNG")
-        pixels, _ = self.decoders(content.getvalue())
+        pixels, _ = self.decoders(self.preprocess.example())
         job = PendingPicture(pixels, self.options({}))
         self.batcher.put([job])
         job.result.result()
@@ -325,7 +331,7 @@ class Service:
                 )
                 reservation.release_bytes()
                 jobs = {
-                    at: PendingPicture(one[0], options, width, one[1])
+                    at: PendingPicture(one[0], options, width, one[1], one[2])
                     for at, one in enumerate(prepared)
                     if not isinstance(one, BaseException)
                 }
@@ -338,7 +344,7 @@ class Service:
         return [self._result(one, found.get(at)) for at, one in enumerate(prepared)]
 
     def _result(
-        self, prepared: tuple[np.ndarray, Window] | BaseException, found: CaptionedPicture | BaseException | None
+        self, prepared: Prepared | BaseException, found: CaptionedPicture | BaseException | None
     ) -> CaptionedPicture | MeshcapError:
         if isinstance(found, CaptionedPicture):
             self.metrics.pictures.add("captioned")
@@ -350,7 +356,7 @@ class Service:
         self.metrics.pictures.add("failed" if isinstance(error, FailedError) else "refused")
         return error
 
-    async def _prepared(self, given: Given, reservation: Reservation) -> tuple[np.ndarray, Window]:
+    async def _prepared(self, given: Given, reservation: Reservation) -> Prepared:
         loop = asyncio.get_running_loop()
         if isinstance(given, RefusalError):
             raise given
@@ -361,6 +367,11 @@ class Service:
             reservation.reserve_bytes(len(given))  # in memory like what was sent
         return await loop.run_in_executor(self.pool, self._decode, given, reservation)
 
-    def _decode(self, content: bytes, reservation: Reservation) -> tuple[np.ndarray, Window]:
+    def _decode(self, content: bytes, reservation: Reservation) -> Prepared:
         left = reservation.left
-        return self.decoders(content, min(self.limits.decode_seconds, math.inf if left is None else left))
+        read, window = self.decoders(content, min(self.limits.decode_seconds, math.inf if left is None else left))
+        captioner = self.captioner.of_scores() if isinstance(read, Bars) else self.captioner
+        if isinstance(captioner.backend.preprocess, ReadScore) != isinstance(read, Bars):
+            kinds = ("score", "pictures") if isinstance(read, Bars) else ("picture", "scores (MIDI)")
+            raise RefusalError(422, f"this is a {kinds[0]}, and {self.name} reads {kinds[1]}")
+        return read, window, None if captioner is self.captioner else captioner

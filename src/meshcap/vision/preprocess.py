@@ -5,6 +5,7 @@ Nothing here imports torch by itself: exported captioners run without it, and wo
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
@@ -55,6 +56,12 @@ class Preprocess:
         """(3, size, size) uint8 of a source: what `Vision.stack` takes."""
         square = self.square(read_picture(source, at_least=self.size))
         return np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1))
+
+    def example(self) -> bytes:
+        """The content of a file that `read` can read, to try something with."""
+        content = io.BytesIO()
+        Image.new("RGB", (64, 64), "grey").save(content, "PNG")
+        return content.getvalue()
 
     def __str__(self) -> str:
         return f"{self.size} pixels, {self.geometry}"

@@ -16,44 +16,14 @@ from PIL import Image
 from torch import Tensor
 
 from meshcap.errors import MeshcapError
-from meshcap.music.captions import read_caption
-from meshcap.music.facts import Facts
-from meshcap.music.features import WIDTH, measure
-from meshcap.music.hearing import Heard, place_of
+from meshcap.music.features import WIDTH, Bars
 from meshcap.music.roll import draw_roll
-from meshcap.music.score import is_score, read_score
+from meshcap.music.score import Part, is_score, read_score
+from meshcap.music.score import Score as Piece
 from meshcap.regions import Regions
 from meshcap.vision.backbone import Vision
 from meshcap.vision.pictures import Source, read_picture
 from meshcap.vision.preprocess import Preprocess
-
-HARMONY = ("progression", "degrees", "opening", "closing", "cadence", "loop")  # said of chords that were heard
-
-
-class Bars(np.ndarray):
-    """Numbers of a piece's bars (N, WIDTH + 4), boxes last, with the facts that were found on the way."""
-
-    facts: Facts
-    heard: Heard
-
-    def report(self, text: str) -> dict[str, Any]:
-        """What is known of the piece, and each statement of a caption: whether it agrees, and how sure that is."""
-        known, heard = self.facts, self.heard
-        best = np.where(heard.sounding, heard.chords.max(1), 0.0)
-        sure = float(heard.keys.max())
-        statements = []
-        for one in read_caption(text)[0]:
-            confidence = 1.0
-            if one.kind == "key":
-                confidence = float(heard.keys[place_of(one.value)]) if one.holds(known) else 1 - sure  # type: ignore[arg-type]
-            elif one.kind in HARMONY:
-                spans = {"opening": best[:1], "closing": best[-1:], "cadence": best[-2:], "loop": best[:8]}
-                confidence = float(spans.get(one.kind, best[:4]).prod())
-                confidence *= sure if one.kind in ("cadence", "degrees") else 1.0
-            true = one.holds(known)
-            said = {"kind": one.kind, "words": one.words, "agrees": true, "confidence": round(confidence, 4)}
-            statements.append(said)
-        return {"piece": known.to_dict() | {"key_confidence": round(sure, 4)}, "statements": statements}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +35,12 @@ class ReadScore(Preprocess):
             isinstance(source, str) and not is_score(source) and _is_picture(source)
         ):
             raise MeshcapError(f"{_name(source)} is a picture, and this captioner reads scores (MIDI, ABC)")
-        features, boxes, facts, heard = measure(read_score(source))
-        found = np.concatenate((features, boxes), 1).view(Bars)
-        found.facts, found.heard = facts, heard
-        return found
+        return Bars.measured(read_score(source))
+
+    def example(self) -> bytes:
+        """A bar of one note, as a MIDI file."""
+        note = Part("", np.array([0.0]), np.array([1.0]), np.array([60]), np.array([80]))
+        return Piece((note,), np.array([0.0, 4.0]), ((4, 4),), np.array([120.0])).to_midi()
 
     def __str__(self) -> str:
         return "bars of a score"

@@ -181,6 +181,7 @@ class Card {
     this.captions = all.sort((a, b) => (a.missing || 0) - (b.missing || 0) || b.confidence - a.confidence);
     this.busy(false);
     this.finished(true);
+    showRoll(this, found.roll);
     const list = this.part(".others ol");
     this.part(".others").hidden = all.length < 2;
     list.replaceChildren(...all.map((caption, at) => {
@@ -220,7 +221,7 @@ class Card {
       // As the sentence has it, where it begins with a capital.
       button.textContent = number === 0 ? caption.caption.slice(0, word.word.length) : word.word;
       button.style.setProperty("--p", word.probability);
-      const where = regions && word.attention ? `, looked at the ${place(regions, word.attention)}` : "";
+      const where = regions && word.attention ? `, looked at ${bar(this, word.attention) || `the ${place(regions, word.attention)}`}` : "";
       button.setAttribute("aria-label", `${word.word}, ${percent(word.probability)}${where}`);
       button.title = percent(word.probability);
       const lit = () => this.lit(button, word);
@@ -498,13 +499,28 @@ class Light {
   }
 }
 
+// ---- scores: MIDI files, shown as the piano roll that the server drew
+
+const isScore = (file) => /\.midi?$/i.test(file.name || "") || /^audio\/(x-)?midi?$/.test(file.type);
+
+function showRoll(card, roll) {
+  if (!roll) return;
+  card.part(".frame").classList.remove("none");
+  if (card.image.src !== roll) card.image.src = roll;
+}
+
+// The bar that was looked at most; of pictures nothing.
+function bar(card, weights) {
+  return card.found.roll ? `bar ${weights.indexOf(Math.max(...weights)) + 1}` : "";
+}
+
 // ---- pictures come in
 
 function add(files) {
   const all = [...files];
-  const pictures = all.filter((file) => file.type.startsWith("image/") || !file.type);
+  const pictures = all.filter((file) => file.type.startsWith("image/") || !file.type || isScore(file));
   if (!pictures.length) {
-    if (all.length) say(`${plural(all.length, "file")} left out: none is a picture.`);
+    if (all.length) say(`${plural(all.length, "file")} left out: none is a picture or a MIDI file.`);
     return;
   }
   for (const file of pictures.reverse()) { // the first on top
