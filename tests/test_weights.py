@@ -1,5 +1,8 @@
 """Weights of 8 bits: near what they were, refused where they do not fit, rounded once and never twice."""
 
+import os
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -228,3 +231,19 @@ def largest_error(weights: dict[str, torch.Tensor], stored: dict[str, torch.Tens
             moved = (restored[name].float() - tensor.float()).abs().amax()
             worst = max(worst, float(moved / peak.clamp_min(torch.finfo(torch.float32).tiny)))
     return worst
+
+
+def test_loading_imports_no_compiler() -> None:
+    """Some operations on meta tensors import torch's compiler: three seconds before the first caption."""
+    code = (
+        "import sys, torch, tiny; from meshcap.weights import SkipInit; from meshcap import Captioner\n"
+        "with SkipInit(), torch.device('meta'):\n"
+        "    for name in tiny.names(): tiny.build_plain(name)\n"
+        "Captioner.from_pretrained()\n"
+        "sys.exit(' '.join({'torch._dynamo', 'sympy'} & set(sys.modules)) or 0)"
+    )
+    folders = os.pathsep.join((str(Path(__file__).parent), *sys.path))
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": folders}
+    )
+    assert done.returncode == 0, done.stderr

@@ -50,13 +50,19 @@ def looks_hard(model: CaptionModel) -> bool:
     return getattr(model.config, "attention", "soft") == "hard"
 
 
+def build_plain(name: str, **settings) -> CaptionModel:
+    """A captioner with the weights that it begins with."""
+    model_name, own = VARIANTS.get(name, (name, {}))
+    model_class = MODELS[model_name]
+    return model_class(model_class.config_class(**{**sizes(model_name), **own, **settings}))
+
+
 def build(name: str, *, seed: int = 0, **settings) -> CaptionModel:
     """A captioner of its own for the test that asks. Its weights are random, every bias included, and such that
     captions are sharp, of various lengths, and depend on the picture and on the words before."""
-    model_name, own = VARIANTS.get(name, (name, {}))
-    model_class = MODELS[model_name]
     torch.manual_seed(seed)
-    model = model_class(model_class.config_class(**{**sizes(model_name), **own, **settings}))
+    model = build_plain(name, **settings)
+    model_name = model.name
     loud = 6 if model_name == "seq2seq" else 2  # its last state lies between -1 and 1, where others sum up more
     with torch.no_grad():
         for parameter in model.parameters():

@@ -29,7 +29,7 @@ def test_a_missing_extra_is_a_row_that_says_so(tmp_path: Path, monkeypatch: pyte
         raise MeshcapError('export needs onnx: pip install "meshcap[export]"')
 
     def measured(name: str, job: dict[str, object]) -> dict[str, object]:
-        return {"captions": [["a"]] * 16, "cpu_seconds": 1.0, "start": 1.0, "memory": 1.0}
+        return {"captions": [["a"]] * 16, "cpu_seconds": 1.0, "seconds": 1.0, "start": 1.0, "memory": 1.0}
 
     monkeypatch.setattr(runtimes, "export_captioner", none)
     monkeypatch.setattr(runtimes, "in_a_process", measured)  # which the test above runs

@@ -148,7 +148,7 @@ OTHER = {
         "warmup": 0.1, "last_rate": 0.2, "weight_decay": 0.3, "clip": 0.4, "ema": 0.41, "augment": 0.4,
         "compress": 0.45, "turn": 3.0, "region_dropout": 0.43, "samples": 26, "max_length": 9, "search": "beam",
         "temperature": 0.27, "top_k": 28, "xe_weight": 0.29, "objects": "o.json", "object_penalty": 0.46,
-        "object_bonus": 0.47,
+        "object_bonus": 0.47, "facts": True, "fact_penalty": 0.48, "fact_bonus": 0.49,
     },
     "run": {
         "out": "o", "stages": ("scst",), "seed": 30, "precision": "bfloat16", "compile": False, "threads": 38,

@@ -62,8 +62,13 @@ def test_no_batch_is_larger_than_allowed(eyes: Captioner, batcher: Batcher, batc
 
 def test_wide_searches_are_decoded_in_parts(eyes: Captioner, batcher: Batcher, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    search = eyes.search
-    monkeypatch.setattr(eyes, "search", lambda regions, options: sizes.append(len(regions)) or search(regions, options))
+    describe = eyes.describe
+
+    def counted(seen: Regions, *given: object, **more: object) -> object:
+        sizes.append(len(seen))
+        return describe(seen, *given, **more)
+
+    monkeypatch.setattr(eyes, "describe", counted)
     jobs = [job(eyes, number) for number in range(7)]
     for one in jobs:
         one.width = 200
@@ -86,9 +91,9 @@ def test_what_cannot_be_taken_apart_is_seen_again(
 
     options = [{}, {"n": 2}, {}, {"strategy": "greedy"}]
     expected = [eyes.caption(small.picture(number), **one).text for number, one in enumerate(options)]
-    see, search = eyes.see, eyes.search
+    see, describe = eyes.see, eyes.describe
     monkeypatch.setattr(eyes, "see", lambda pixels: Opaque(see(pixels)))
-    monkeypatch.setattr(eyes, "search", lambda seen, options: search(seen.regions, options))
+    monkeypatch.setattr(eyes, "describe", lambda seen, *given, **more: describe(seen.regions, *given, **more))
     jobs = [job(eyes, number, **one) for number, one in enumerate(options)]
     batcher.put(jobs)
     batcher.close()
@@ -120,6 +125,7 @@ class Picky(torch.nn.Module):
     def __init__(self, eyes: torch.nn.Module):
         super().__init__()
         self.eyes, self.preprocess, self.width = eyes, eyes.preprocess, eyes.width
+        self.name, self.stack = eyes.name, eyes.stack
         self.device = torch.device("cpu")
 
     def forward(self, pixels: Tensor) -> Regions:

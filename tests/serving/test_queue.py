@@ -11,8 +11,8 @@ import httpx2
 import pytest
 from starlette.testclient import TestClient
 
+from meshcap.caption import Caption
 from meshcap.captioner import Captioner
-from meshcap.decoding import Hypotheses
 from meshcap.errors import MeshcapError
 from meshcap.options import CaptionOptions
 from meshcap.regions import Regions
@@ -32,10 +32,10 @@ class Gate(Captioner):
         self.open, self.arrived = threading.Event(), threading.Semaphore(0)
         self.open.set()
 
-    def search(self, regions: Regions, options: CaptionOptions) -> Hypotheses:
+    def describe(self, regions: Regions, *given: Any, **more: Any) -> list[Caption]:
         self.arrived.release()
         assert self.open.wait(60)
-        return super().search(regions, options)
+        return super().describe(regions, *given, **more)
 
 
 @pytest.fixture

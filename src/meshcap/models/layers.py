@@ -45,11 +45,11 @@ class BoxEmbedding(nn.Module):
 
     def __init__(self, d_model: int, waves: int = 6, *, boost_low: bool = False):
         super().__init__()
-        # Powers of two, which half precision holds exactly.
-        self.register_buffer("frequencies", 2.0 ** torch.arange(waves), persistent=False)
-        gains = LOW_GAIN * 2.0 ** -torch.arange(waves).sub(1).clamp_min(0) if boost_low else torch.ones(waves)
+        # Powers of two, which half precision holds exactly. (As tensors of meta they would import torch's compiler.)
+        self.register_buffer("frequencies", torch.tensor([2.0**n for n in range(waves)]), persistent=False)
+        gains = [LOW_GAIN * 2.0 ** -max(0, n - 1) if boost_low else 1.0 for n in range(waves)]
         self.place_gain = LOW_GAIN if boost_low else 1.0
-        self.register_buffer("gains", gains, persistent=False)
+        self.register_buffer("gains", torch.tensor(gains), persistent=False)
         self.linear = nn.Linear(4 * (1 + 2 * waves), d_model)
 
     def forward(self, boxes: Tensor) -> Tensor:

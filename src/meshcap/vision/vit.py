@@ -76,8 +76,9 @@ class ViT(Vision):
         self.preprocess = preprocess_of(preprocess, size=patch * grid, **CLIP_COLOURS)
         self._cells(self.preprocess.size, self.preprocess.size)
         self.patches = nn.Conv2d(3, width, patch, patch, bias=patch_bias)
-        self.class_token = nn.Parameter(torch.randn(width) * 0.02)
-        self.positions = nn.Parameter(torch.randn(1 + grid * grid, width) * 0.02)  # the class token's first
+        self.class_token = nn.Parameter(nn.init.normal_(torch.empty(width), std=0.02))
+        places = 1 + grid * grid  # the class token's first
+        self.positions = nn.Parameter(nn.init.normal_(torch.empty(places, width), std=0.02))
         self.pre_norm = nn.LayerNorm(width, norm_eps) if pre_norm else nn.Identity()
         self.layers = nn.ModuleList(
             Layer(width, heads, d_ff, activation=activation, norm_eps=norm_eps, layer_scale=layer_scale)
