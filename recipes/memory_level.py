@@ -26,9 +26,10 @@ import gzip
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,7 @@ from torch import Tensor
 
 from meshcap import Captioner
 from meshcap.decoding import Beam, Graphs, Greedy, Rules, Sampling, Strategy, decode
+from meshcap.folders import CENTRE
 from meshcap.metrics.reward import CiderReward
 from meshcap.metrics.reward_objects import ObjectReward
 from meshcap.models.memory_level import Memories, MemoryConfig, MemoryLevel, Remembering, picture_vectors
@@ -46,6 +48,7 @@ from meshcap.regions import Regions
 from meshcap.text import Vocabulary
 from meshcap.text.tokenizers import tokenize_each
 from meshcap.training.losses import advantages
+from meshcap.weights import save_weights
 
 SPLITS = {"train": 0, "restval": 0, "val": 1, "test": 2}
 # Training pictures that are also in val or test: `meshcap data check` finds them.
@@ -150,13 +153,25 @@ def look(captioner: Captioner, pixels: np.ndarray, size: int = 512) -> tuple[Ten
     return found, boxes
 
 
-def mean_vectors(cells: Tensor, middle: Tensor | None = None) -> Tensor:
-    return torch.cat([picture_vectors(Regions(part), middle) for part in cells.split(1024)])
+def mean_vectors(cells: Tensor, centre: Tensor | None) -> Tensor:
+    return torch.cat([picture_vectors(Regions(part), centre) for part in cells.split(1024)])
 
 
-def middle_of(cells: Tensor, at: Tensor) -> Tensor:
-    """What the vectors of pictures have in common."""
-    return torch.cat([F.normalize(cells[part].float(), dim=-1).mean(1) for part in at.split(1024)]).mean(0)
+def centre_of(parts: Iterable[Tensor]) -> Tensor:
+    """What the vectors of pictures have in common; regions (B, N, F) in parts."""
+    return torch.cat([F.normalize(part.float(), dim=-1).mean(1) for part in parts]).mean(0)
+
+
+def write_centre(captions: Path, pictures: Path, out: Path, model: str, count: int) -> None:
+    """The centre of some training pictures, into a model folder."""
+    captioner = Captioner.from_pretrained(model)
+    names, split, _ = caption_table(captions, captioner.vocabulary)
+    order = np.random.default_rng(0).permutation(np.nonzero(split == 0)[0])
+    paths = (pictures / f"{int(names[row]):012d}.jpg" for row in order)
+    chosen = list(islice((path for path in paths if path.is_file()), count))
+    batches = (chosen[start : start + 8] for start in range(0, len(chosen), 8))
+    centre = centre_of(captioner.see([captioner.read(path) for path in some]).features for some in batches)
+    save_weights(out / CENTRE, {"centre": centre.cpu()})
 
 
 def nearest(
@@ -327,8 +342,11 @@ def train(data: Path, out: Path, objects: str | None, args: argparse.Namespace) 
     train_at, val_at, test_at = (torch.from_numpy(np.nonzero(split == one)[0]).to(device) for one in range(3))
     noun = torch.from_numpy(kept["noun"]).to(device)
     cells, boxes = look(captioner, np.load(data / "pixels.npy", mmap_mode="r"))
-    middle = middle_of(cells, train_at)
-    pictures = Pictures(cells, boxes, mean_vectors(cells, middle), captions)
+    centre = captioner.backend.centre  # that of memories which people have
+    if centre is None:
+        centre = centre_of(cells[part] for part in train_at.split(1024))
+    save_weights(out / CENTRE, {"centre": centre.cpu()})
+    pictures = Pictures(cells, boxes, mean_vectors(cells, centre), captions)
     log("looked at", len(cells), "pictures")
     everyone = torch.arange(len(cells), device=device)
     near, similar = nearest(pictures.vectors, pictures.vectors, train_at, NEAREST, own=everyone)
@@ -336,7 +354,6 @@ def train(data: Path, out: Path, objects: str | None, args: argparse.Namespace) 
 
     level = MemoryLevel(MemoryConfig.of(model)).to(device)
     level.nouns.copy_(noun)
-    level.middle.copy_(middle)
     mean_level = copy.deepcopy(level).requires_grad_(False)  # of the latest steps: what is kept
     shelf = Shelf(pictures, vocabulary, level.config.captions)
     kin = kin_of(captioner, noun)
@@ -464,6 +481,10 @@ def main() -> None:
     one = commands.add_parser("prepare")
     for name in ("captions", "pictures", "data"):
         one.add_argument(name, type=Path)
+    three = commands.add_parser("centre")
+    for name in ("captions", "pictures", "out"):
+        three.add_argument(name, type=Path)
+    three.add_argument("--count", type=int, default=2000)
     two = commands.add_parser("train")
     for name in ("data", "out"):
         two.add_argument(name, type=Path)
@@ -478,6 +499,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.command == "prepare":
         prepare(args.captions, args.pictures, args.data, args.model)
+    elif args.command == "centre":
+        write_centre(args.captions, args.pictures, args.out, args.model, args.count)
     else:
         train(args.data, args.out, args.objects, args)
 

@@ -120,8 +120,13 @@ def test_what_is_read() -> None:
 def test_what_cannot_read_a_memory_says_so(pixels) -> None:
     captioner = tiny_captioner.build()
     captioner.memory = Shelf(Entry(0.9, ("an okapi",)))
+    regions = captioner.see(pixels)
+    with pytest.warns(UserWarning, match=r"has no memory\.safetensors"):
+        found = captioner.describe(regions)
+    captioner.memory = None
+    assert captioner.describe(regions) == found
     with pytest.raises(MeshcapError, match=r"has no memory\.safetensors"):
-        captioner.describe(captioner.see(pixels))
+        captioner.expect_reader()
 
 
 def test_loaded_from_the_folder_when_it_is_needed(tmp_path, pixels) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -69,6 +70,7 @@ BACKENDS = ("torch", "onnx", "torch-export")
 
 AHEAD = 2  # batches that are being read while one is captioned
 MOST_PLANS = 64  # options whose plans are kept
+UNREAD = "captions are made without the memory: this model has no memory.safetensors, which reads it; recall works"
 
 
 class Captioner:
@@ -273,7 +275,11 @@ class Captioner:
             return None
         from meshcap.models.recollection import recollect
 
-        config = self._torch("reads no memory").memory_level().config
+        own = self._torch("reads no memory")
+        if not own.has_memory_level():
+            warnings.warn(UNREAD, stacklevel=5)
+            return None
+        config = own.memory_level().config
         found = self.memory.nearest(self.embed(regions), config.entries)
         return recollect(found, self.vocabulary, config)
 

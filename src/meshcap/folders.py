@@ -7,6 +7,7 @@ Nothing here needs torch; `meshcap.weights` reads and writes the weights.
     model.safetensors  its weights                         vision/model.safetensors   the backbone's weights
     vocabulary.json    words to ids                        calibration.json           raw confidence to frequency
     memory.safetensors, memory.json     what reads a long-term memory, where it was trained
+    centre.safetensors what all pictures share, of the vectors that a long-term memory compares
     names.safetensors  a head for names, where it has one  names.json                 what its outputs mean
 """
 
@@ -23,7 +24,7 @@ Bits = Literal[4, 6, 8, 16, 32]  # of a weight in a file: see `meshcap.weights`
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 VOCABULARY, CALIBRATION = "vocabulary.json", "calibration.json"
-MEMORY, MEMORY_CONFIG = "memory.safetensors", "memory.json"
+MEMORY, MEMORY_CONFIG, CENTRE = "memory.safetensors", "memory.json", "centre.safetensors"
 NAMES, NAMES_TABLE = "names.safetensors", "names.json"
 VISION_FOLDER, VISION_CONFIG = "vision", "vision.json"
 DEFAULT = "default"

@@ -181,7 +181,7 @@ def test_saved_in_8_bits(tmp_path) -> None:
 
 
 def test_vectors_of_pictures() -> None:
-    """The mean of regions of length 1, less the middle: by hand, and padding is no region."""
+    """The mean of regions of length 1, less the centre: by hand, and padding is no region."""
     regions = tiny.pictures(3, 6)
     middle = torch.linspace(-0.1, 0.1, tiny.WIDTH)
     found = picture_vectors(regions, middle)

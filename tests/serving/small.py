@@ -31,13 +31,14 @@ def captioner(geometry: str = "squash") -> Captioner:
 
 
 def app(given: Captioner, *, fetcher: Fetcher | None = None, keys: Sequence[str] = (), origins: Sequence[str] = (),
-        hosts: Sequence[str] = (), **limits: Any) -> FastAPI:  # fmt: skip
-    return create_app(service(given, fetcher=fetcher, **limits), keys=keys, origins=origins, hosts=hosts)
+        hosts: Sequence[str] = (), remember: bool = False, **limits: Any) -> FastAPI:  # fmt: skip
+    served = service(given, fetcher=fetcher, remember=remember, **limits)
+    return create_app(served, keys=keys, origins=origins, hosts=hosts)
 
 
-def service(given: Captioner, *, fetcher: Fetcher | None = None, **limits: Any) -> Service:
+def service(given: Captioner, *, fetcher: Fetcher | None = None, remember: bool = False, **limits: Any) -> Service:
     assert set(limits) <= {field.name for field in fields(Limits)}
-    return Service(given, "tiny", Limits(**limits), fetcher)
+    return Service(given, "tiny", Limits(**limits), fetcher, remember=remember)
 
 
 @contextmanager

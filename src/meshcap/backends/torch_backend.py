@@ -30,12 +30,13 @@ from meshcap.decoding.extension import Extended, Extension, Shares, join
 from meshcap.decoding.records import Hypotheses, Rules, Strategy
 from meshcap.decoding.search import Decodable, Graphs, State, decode
 from meshcap.errors import MeshcapError
-from meshcap.folders import MEMORY, MEMORY_CONFIG, find_file, find_optional
+from meshcap.folders import CENTRE, MEMORY, MEMORY_CONFIG, find_file, find_optional
 from meshcap.models import M2, CaptionModel, ModelConfig, load_model
 from meshcap.models.memory_level import MemoryLevel, Remembering, picture_vectors
 from meshcap.models.recollection import Recollection, stand_ins
 from meshcap.regions import Regions
 from meshcap.vision import Preprocess, Vision, load_vision
+from meshcap.weights import read_weights, save_weights
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
 
@@ -66,7 +67,9 @@ class TorchBackend(Backend):
         self.int8, self.prepare, self.optimized = int8, prepare, False
         self.graphs = Graphs()
         self.level: MemoryLevel | None = None  # once it was needed
+        self.centre: torch.Tensor | None = None  # (D,) of the vectors that a memory compares
         self.source: tuple[str | Path, dict[str, Any]] | None = None  # where the model came from
+        self._in_files: bool | None = None  # whether the model came with what reads a memory
         self._prepared: Prepared | None = None
         self._fingerprint: str | None = None  # of what was optimized in place
         self._lock = threading.Lock()
@@ -90,6 +93,8 @@ class TorchBackend(Backend):
         vision = load_vision(name_or_folder, dtype=torch.bfloat16 if int8 and multiplies_bfloat16() else kept, **hub)
         found = cls(model, None if vision is None else vision.to(where), int8=int8, prepare=True)
         found.source = name_or_folder, hub
+        centre = find_optional(name_or_folder, CENTRE, **hub)
+        found.centre = None if centre is None else _read_centre(centre, model.config.d_input)
         return found
 
     @property
@@ -171,16 +176,21 @@ class TorchBackend(Backend):
 
     @torch.no_grad()
     def embed(self, regions: Regions) -> torch.Tensor:
-        """(B, D) of length 1, by which a memory compares pictures: centred, where the model has what reads a memory."""
-        return picture_vectors(regions, self.memory_level().middle if self.has_memory_level() else None)
+        """(B, D) of length 1, by which a memory compares pictures."""
+        return picture_vectors(regions, self.centre)
 
     def has_memory_level(self) -> bool:
-        if self.level is None and self.source is not None:
-            return find_optional(self.source[0], MEMORY, **self.source[1]) is not None
-        return self.level is not None
+        if self._in_files is None:  # asked once: of a model on the hub, it may be a request
+            found = self.source and find_optional(self.source[0], MEMORY, **self.source[1])
+            self._in_files = found is not None
+        return self.level is not None or self._in_files
 
     def save_memory_level(self, folder: Path) -> None:
-        """Write what reads a memory into a model folder; where there is none, that of another model is removed."""
+        """Write what a memory needs into a model folder; where there is none, that of another model is removed."""
+        if self.centre is not None:
+            save_weights(folder / CENTRE, {"centre": self.centre})
+        else:
+            (folder / CENTRE).unlink(missing_ok=True)
         if self.has_memory_level():
             self.memory_level().float().save(folder / MEMORY)
             return
@@ -197,7 +207,7 @@ class TorchBackend(Backend):
             if self.level is None:
                 path = None if self.source is None else find_optional(self.source[0], MEMORY, **self.source[1])
                 if path is None or self.source is None:
-                    raise MeshcapError(f"this model has no {MEMORY}, and cannot read a memory: leave the memory out")
+                    raise MeshcapError(f"this model has no {MEMORY}, which reads a memory: it can recall, no more")
                 find_file(self.source[0], MEMORY_CONFIG, **self.source[1])  # beside it
                 self.level = MemoryLevel.load(path)
             weight = next(self.model.parameters())
@@ -226,6 +236,8 @@ class TorchBackend(Backend):
             return self._fingerprint
         digest = hashlib.blake2b(digest_size=12)
         digest.update(f"mean of {self.settings.d_input}".encode())
+        if self.centre is not None:
+            digest.update(self.centre.to("cpu", torch.bfloat16).view(torch.int16).numpy().tobytes())
         if self.vision is not None:
             digest.update(json.dumps([self.vision.name, self.vision.settings()], sort_keys=True).encode())
             for name, weights in sorted(self.vision.state_dict().items()):
@@ -300,6 +312,13 @@ class TorchBackend(Backend):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._forget()
+
+
+def _read_centre(path: Path, width: int) -> torch.Tensor:
+    found = read_weights(path).get("centre")
+    if found is None or found.shape != (width,):
+        raise MeshcapError(f"{path} does not fit the model: expected a vector 'centre' of {width} numbers")
+    return found.float()
 
 
 def _release_memory() -> None:

@@ -8,6 +8,7 @@ def caption(paths: list[Path], device: options.Device = "auto", **given: object)
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -123,11 +124,12 @@ def load_captioner(model: str, device: DeviceName, dtype: DtypeName, threads: in
     return captioner.optimize()
 
 
-def attach_memory(captioner: Captioner, memory: str | None, *, own: bool = False) -> None:
+def attach_memory(captioner: Captioner, memory: str | None, *, own: bool = False, unread: bool = False) -> None:
     """Let a captioner read a memory: the one named, or the user's own, where there is one and the model can.
 
     Args:
         own: take the user's own where none is named.
+        unread: a model that reads none may recall from it.
 
     Raises:
         MeshcapError: the one named is not there, of another vision, or this model reads none.
@@ -139,7 +141,9 @@ def attach_memory(captioner: Captioner, memory: str | None, *, own: bool = False
     named = memory is not None
     try:
         captioner.memory = default_place() if memory in (None, "default") else memory
-        if len(captioner.memory):
+        if unread:
+            _recalls_only(captioner)
+        elif len(captioner.memory):
             captioner.expect_reader()
     except MeshcapError as error:
         captioner.memory = None
@@ -149,6 +153,17 @@ def attach_memory(captioner: Captioner, memory: str | None, *, own: bool = False
         return
     for line in captioner.memory.warnings:
         typer.echo(f"warning: {line}", err=True)
+
+
+def _recalls_only(captioner: Captioner) -> None:
+    """Say once, and not with every caption, that a model does not read a memory."""
+    from meshcap.captioner import UNREAD
+
+    try:
+        captioner.expect_reader()
+    except MeshcapError:
+        typer.echo(f"warning: {UNREAD}", err=True)
+        warnings.filterwarnings("ignore", UNREAD)
 
 
 def apply(

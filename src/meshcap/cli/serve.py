@@ -19,6 +19,9 @@ KEYS = "MESHCAP_API_KEYS"
 def serve(
     model: options.Model = "default",
     memory: options.NamedMemory = None,
+    remember: Annotated[
+        bool, typer.Option("--remember", help="Let whoever uses it add to the --memory, which is made where it is not.")
+    ] = False,
     host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 is open to every network.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
     batch_size: Annotated[int, typer.Option(min=1, help="Most pictures captioned together.")] = 32,
@@ -76,13 +79,19 @@ def serve(
     for origin in cors or []:
         if origin != "*" and (not origin.startswith(("http://", "https://")) or origin.count("/") != 2):
             raise MeshcapError(f"--cors is {origin!r}, expected an origin such as https://example.org")
+    if remember and memory in (None, "none"):
+        raise MeshcapError("--remember adds to a memory and none is named: give --memory FOLDER, or --memory default")
     at = listen(host, port)  # before the model is loaded: a taken port is reported at once
     captioner = options.load_captioner(model, device, dtype, threads)
-    options.attach_memory(captioner, memory)
+    if remember:
+        captioner.open_memory(None if memory == "default" else memory)
+    options.attach_memory(captioner, memory, unread=True)
     name = Path(model).name or model
-    service = Service(captioner, name, limits, Fetcher(limits.bytes) if allow_urls else None, given)
+    fetcher = Fetcher(limits.bytes) if allow_urls else None
+    service = Service(captioner, name, limits, fetcher, given, remember=remember)
     if not is_loopback(host) and not keys:
-        typer.echo(f"warning: {host} is open to others and no API keys are set", err=True)
+        more = ": anybody can add to the memory" if remember else ""
+        typer.echo(f"warning: {host} is open to others and no API keys are set{more}", err=True)
     shown, number = at.getsockname()[:2]
     address = f"[{shown}]" if ":" in shown else shown
     run(

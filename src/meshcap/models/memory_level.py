@@ -134,15 +134,12 @@ class MemoryLevel(nn.Module):
 
     positions: Tensor
     nouns: Tensor
-    middle: Tensor
 
     def __init__(self, config: MemoryConfig):
         super().__init__()
         self.config, d = config, config.d_model
         self.register_buffer("positions", sinusoids(LONGEST + 1, d)[1:], persistent=False)
         self.register_buffer("nouns", torch.zeros(config.vocab_size, dtype=torch.uint8))  # 1: things have this name
-        # Of the vectors that pictures are compared by: what all pictures share, which says nothing of any of them.
-        self.register_buffer("middle", torch.zeros(config.d_input))
         self.rank = nn.Embedding(config.captions, d)
         self.near = nn.Linear(len(CENTRES), d)
         self.new = nn.Parameter(torch.zeros(d))
@@ -384,18 +381,18 @@ def summarise_memory(trace: Trace, captions: int, shape: torch.Size) -> dict[str
     return {"listened": listened.unflatten(1, shape), "recalled": recalled.unflatten(1, shape)}
 
 
-def picture_vectors(regions: Regions, middle: Tensor | None = None) -> Tensor:
-    """What pictures are compared by, (B, D) of length 1: the mean of their regions, each of length 1, less the middle.
+def picture_vectors(regions: Regions, centre: Tensor | None = None) -> Tensor:
+    """What pictures are compared by, (B, D) of length 1: the mean of their regions, each of length 1, less the centre.
 
-    Against people's ratings of pairs of pictures (CxC), this ranks better than the plain mean, and centred better still
-    (docs/LOG.md).
+    The centre is what all pictures share, which says nothing of any of them. Against people's ratings of pairs of
+    pictures, unit regions rank better than the plain mean, and centred better still (docs/long-term-memory.md).
     """
     features = F.normalize(regions.features.float(), dim=-1)
     if regions.mask is None:
         mean = features.mean(1)
     else:
         mean = (features * regions.mask[..., None]).sum(1) / regions.mask.sum(1, keepdim=True)
-    return F.normalize(mean if middle is None else mean - middle.to(mean.device, mean.dtype), dim=-1)
+    return F.normalize(mean if centre is None else mean - centre.to(mean.device, mean.dtype), dim=-1)
 
 
 def known_ids(ids: Tensor, stand_in: Tensor, vocab_size: int) -> Tensor:

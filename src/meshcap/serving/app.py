@@ -35,8 +35,11 @@ from meshcap.serving.schemas import (
     ErrorResponse,
     LimitsOut,
     OptionsModel,
+    PictureIn,
     ReadyResponse,
+    RememberResponse,
     VersionResponse,
+    entry_of,
     error_out,
     picture_out,
     read_request,
@@ -60,7 +63,7 @@ PAGE = {
     "/page.js": ("page.js", "text/javascript"),
 }
 PUBLIC = (*PAGE, "/health", "/ready", "/openapi.json")  # no key needed
-COUNTED_PATHS = (*PUBLIC, "/version", "/metrics", "/v1/caption", *protocols.PATHS)
+COUNTED_PATHS = (*PUBLIC, "/version", "/metrics", "/v1/caption", "/v1/remember", *protocols.PATHS)
 REFUSALS = {
     400: "cannot be parsed", 401: "a key is missing", 403: "from another site", 408: "too slow to arrive",
     405: "another method", 413: "too much", 415: "another content type",
@@ -158,6 +161,21 @@ def create_app(
             return model_response(ErrorResponse(error=errors[0], **answer), errors[0].status)
         return model_response(CaptionResponse(**answer))
 
+    @app.post(
+        "/v1/remember",
+        summary="Remember what a picture shows",
+        description="Off unless the server was started with --remember. Later answers for pictures like it know of it.",
+        tags=["memory"],
+        response_model=RememberResponse,
+        responses={status: {"model": ErrorResponse, "description": why} for status, why in REFUSALS.items()},
+        openapi_extra=_remember_schema(),
+    )
+    async def remember(request: Request) -> Any:
+        with Reservation(service.capacity, until=time.monotonic() + service.limits.seconds) as reservation:
+            given, fields = await read_request(request, service.limits, reservation)
+            id = await service.remember(given[0], entry_of(given, fields), reservation)
+        return model_response(RememberResponse(id=id, entries=len(service.captioner.memory)))
+
     protocols.add_routes(app, service)
     return app
 
@@ -241,6 +259,8 @@ def server_info(service: Service) -> VersionResponse:
             max_words=captioner.backend.settings.max_length - 1,
         ),
         urls=service.fetcher is not None,
+        memory=None if captioner.memory is None else len(captioner.memory),
+        remember=service.remembers,
     )
 
 
@@ -297,6 +317,28 @@ def _request_schema() -> dict[str, Any]:
                 "image/*": {"schema": {"type": "string", "format": "binary"}},
             },
         },
+    }
+
+
+def _remember_schema() -> dict[str, Any]:
+    """As `_request_schema`, of a picture and what to remember of it."""
+    caption = {"type": "string", "description": "What the picture shows, in your words."}
+    names = {"type": "array", "items": {"type": "string"}, "description": "Of who or what is in it."}
+    picture = {"type": "string", "format": "binary"}
+    pictures = {"type": "array", "minItems": 1, "maxItems": 1, "items": PictureIn.model_json_schema()}
+    listed = {"type": "string", "description": "Of who or what is in it, with commas between."}
+    kinds: dict[str, dict[str, Any]] = {
+        "multipart/form-data": {"picture": picture, "caption": caption, "names": listed},
+        "application/json": {"pictures": pictures, "caption": caption, "names": names},
+    }
+    return {
+        "requestBody": {
+            "required": True,
+            "content": {
+                kind: {"schema": {"type": "object", "required": [next(iter(fields)), "caption"], "properties": fields}}
+                for kind, fields in kinds.items()
+            },
+        }
     }
 
 

@@ -10,7 +10,7 @@ import base64
 import binascii
 import json
 import math
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -23,6 +23,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from meshcap.caption import Caption
 from meshcap.errors import FailedError, MeshcapError, TooLargeError
 from meshcap.explain.heatmap import as_grid
+from meshcap.memory import Entry
 from meshcap.options import HELP, NAMES, REAL, STRATEGIES, WHOLE, CaptionOptions
 from meshcap.serving.limits import Limits, RefusalError, Reservation
 from meshcap.serving.service import CaptionedPicture, Given, Link
@@ -67,6 +68,15 @@ class RegionsOut(BaseModel):
     grid: list[int] | None = Field(None, description="Rows and columns, where the regions are cells row by row.")
 
 
+class SimilarOut(BaseModel):
+    """A remembered picture that is like this one."""
+
+    id: int
+    similarity: float = Field(description="The cosine of the pictures' vectors: 1 for the same picture.")
+    captions: list[str]
+    names: list[str]
+
+
 class ErrorOut(BaseModel):
     status: int
     message: str = Field(description="One sentence.")
@@ -90,6 +100,7 @@ class PictureOut(BaseModel):
     regions: RegionsOut | None = Field(None, description="Where attention was asked for.")
     facts: dict[str, Any] | None = Field(None, description="Of a score: what rules know of it and of each statement.")
     roll: str | None = Field(None, description="Of a score, its piano roll, on which the regions lie: a data: URL.")
+    similar: list[SimilarOut] | None = Field(None, description="Of a server with a memory, where any is near.")
     error: ErrorOut | None = None
 
 
@@ -106,6 +117,11 @@ class ErrorResponse(BaseModel):
     model: str | None = None
     results: list[PictureOut] | None = None
     seconds: float | None = None
+
+
+class RememberResponse(BaseModel):
+    id: int = Field(description="Of the new entry: `meshcap forget ID` removes it.")
+    entries: int = Field(description="How many pictures are remembered now.")
 
 
 class AliveResponse(BaseModel):
@@ -133,6 +149,8 @@ class VersionResponse(BaseModel):
     dtype: str
     limits: LimitsOut
     urls: bool
+    memory: int | None = Field(None, description="Remembered pictures, of a server with a memory.")
+    remember: bool = Field(description="Whether clients may add to the memory.")
 
 
 def picture_out(found: CaptionedPicture | MeshcapError) -> PictureOut:
@@ -143,6 +161,11 @@ def picture_out(found: CaptionedPicture | MeshcapError) -> PictureOut:
     answer = PictureOut(**dict(_caption_out(caption, count)))
     if caption.tags:
         answer.tags = [TagOut(**tag.to_dict()) for tag in caption.tags]
+    if found.similar:
+        answer.similar = [
+            SimilarOut(id=one.id, similarity=round(one.similarity, DIGITS), captions=one.captions, names=one.names)
+            for one in found.similar
+        ]
     if caption.alternatives:
         answer.alternatives = [_caption_out(one, count) for one in caption.alternatives]
     if not caption.withheld:
@@ -382,6 +405,26 @@ def _given(picture: Any) -> Given:
         name = ".".join(map(str, first["loc"]))[:80] or "a picture"
         expected = "expected base64 or url" if first["type"] == "extra_forbidden" else first["msg"]
         raise RefusalError(422, f"{name} in pictures is wrong: {expected}") from None
+
+
+def entry_of(given: Sequence[Given], fields: dict[str, Any]) -> Entry:
+    """What a request wants remembered of its one picture.
+
+    Raises:
+        RefusalError: other fields, values of another kind, or not one picture.
+    """
+    if len(given) != 1:
+        raise RefusalError(422, f"{len(given)} pictures were sent to be remembered: expected one")
+    unknown = sorted(set(fields) - {"caption", "names"})
+    if unknown:
+        raise RefusalError(422, f"{unknown[0][:80]!r} is unknown: expected a picture, caption and names")
+    caption, names = fields.get("caption", ""), fields.get("names", [])
+    captions = [caption] if isinstance(caption, str) else caption
+    names = names.split(",") if isinstance(names, str) else names
+    for name, value in (("caption", captions), ("names", names)):
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+            raise RefusalError(422, f"{name} is wrong: expected text, or a list of texts")
+    return Entry(tuple(captions), tuple(names))
 
 
 def options_of(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:

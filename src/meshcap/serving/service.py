@@ -24,6 +24,7 @@ import numpy as np
 from meshcap.caption import Caption
 from meshcap.captioner import Captioner
 from meshcap.errors import FailedError, MeshcapError
+from meshcap.memory import Entry, Neighbour
 from meshcap.music.features import Bars
 from meshcap.options import CaptionOptions
 from meshcap.serving.decoders import WHOLE, Decoders, Window
@@ -35,6 +36,8 @@ from meshcap.vision.score import ReadScore
 TOGETHER = 640  # hypotheses that are decoded at once: 128 pictures with 5 beams, fewer where many words are required
 MAX_MUST, MAX_MUST_NOT, MAX_ENTRY = 8, 100, 800  # entries of a request, and letters of one
 SMOOTHING = 0.1  # weight of the latest batch in the mean time of a picture
+# Remembered pictures that are shown beside a caption: so many, and at least so similar.
+MOST_SIMILAR, SIMILAR = 3, 0.5
 FETCHES = 8  # at once, in threads of their own: a slow host must not keep others from being decoded
 
 
@@ -57,18 +60,20 @@ class CaptionedPicture:
     boxes: np.ndarray | None  # (N, 4) from 0 to 1 within the window; None: attention was not asked for
     window: Window  # the part of the picture that the model saw, as a share of its size
     roll: str | None = None  # of a score, its picture as a data: URL
+    similar: Sequence[Neighbour] = ()  # remembered pictures, nearest first
 
 
 @dataclass(eq=False)
 class PendingPicture:
-    """A picture that waits for its caption."""
+    """A picture that waits for its caption, or to be remembered."""
 
     pixels: np.ndarray  # (3, size, size) uint8
     options: CaptionOptions
     width: int = 5  # hypotheses that its search keeps
     window: Window = WHOLE
     captioner: Captioner | None = None  # None: the batcher's own; scores have another
-    result: Future[CaptionedPicture] = field(default_factory=Future)
+    entry: Entry | None = None  # what to remember of it; then its result is the entry's id
+    result: Future[Any] = field(default_factory=Future)
 
     @property
     def kind(self) -> Hashable:
@@ -174,7 +179,10 @@ class Batcher:
             return
         kinds: dict[Hashable, list[int]] = {}
         for at, job in enumerate(jobs):
-            kinds.setdefault(job.kind, []).append(at)
+            if job.entry is None:
+                kinds.setdefault(job.kind, []).append(at)
+            else:
+                self._remember(job, job.entry, seen[[at]])
         for group in kinds.values():
             together = max(1, TOGETHER // jobs[group[0]].width)
             for start in range(0, len(group), together):
@@ -187,10 +195,29 @@ class Batcher:
                 else:  # what an exported graph keeps of pictures cannot be taken apart
                     self._describe(members, captioner.see([job.pixels for job in members]))
 
+    def _remember(self, job: PendingPicture, entry: Entry, seen: Any) -> None:
+        try:
+            (id,) = self.captioner.memory.add(self.captioner.embed(seen), [entry])
+            job.result.set_result(id)
+        except Exception as error:
+            if not isinstance(error, MeshcapError):
+                logging.getLogger("meshcap").error("a picture was not remembered", exc_info=error)
+            known = str(error) if isinstance(error, MeshcapError) else "the picture could not be remembered"
+            job.result.set_exception(FailedError(known))
+
+    def _similar(self, seen: Any) -> list[list[Neighbour]]:
+        """What is remembered of pictures like each."""
+        memory = self.captioner.memory
+        if memory is None:
+            return [[]] * len(seen)
+        found = memory.nearest(self.captioner.embed(seen), MOST_SIMILAR)
+        return [[one for one in near if one.similarity >= SIMILAR] for near in found]
+
     def _describe(self, jobs: Sequence[PendingPicture], seen: Any) -> None:
         options, captioner = jobs[0].options, jobs[0].captioner or self.captioner
         try:
             captions = captioner.describe(seen, options, pixels=[job.pixels for job in jobs])
+            similar = self._similar(seen) if captioner is self.captioner else [[]] * len(jobs)
             boxes = getattr(seen, "boxes", None) if options.attention else None
             boxes = None if boxes is None else np.asarray(boxes.float().cpu())
         except Exception as error:
@@ -199,7 +226,7 @@ class Batcher:
         for at, (job, caption) in enumerate(zip(jobs, captions, strict=True)):
             roll = getattr(job.pixels, "roll", None) if options.attention else None
             own = None if boxes is None else boxes[at, : len(job.pixels)] if roll else boxes[at]  # others are longer
-            job.result.set_result(CaptionedPicture(caption, own, job.window, roll))
+            job.result.set_result(CaptionedPicture(caption, own, job.window, roll, similar[at]))
 
     def _one_by_one(self, jobs: Sequence[PendingPicture], error: Exception) -> None:
         """A failure must not spoil the rest of the batch: each picture is tried alone, and only the bad one fails."""
@@ -211,7 +238,11 @@ class Batcher:
             return
         for job in jobs:
             try:
-                self._describe([job], (job.captioner or self.captioner).see([job.pixels]))
+                seen = (job.captioner or self.captioner).see([job.pixels])
+                if job.entry is None:
+                    self._describe([job], seen)
+                else:
+                    self._remember(job, job.entry, seen)
             except Exception as own:  # of `see`; `_describe` sets its own
                 self._one_by_one([job], own)
 
@@ -230,9 +261,12 @@ class Service:
         limits: Limits,
         fetcher: Fetcher | None = None,
         defaults: Mapping[str, Any] | None = None,
+        *,
+        remember: bool = False,
     ):
         """
         Args:
+            remember: clients may add to the captioner's memory.
             fetcher: fetches pictures by URL; None: URLs are refused.
             defaults: fields of `CaptionOptions` for requests that do not give them.
         """
@@ -240,7 +274,7 @@ class Service:
         if preprocess is None:
             raise MeshcapError(f"{name} reads region features and cannot see pictures: expected one with a vision")
         self.captioner, self.name, self.limits, self.fetcher = captioner, name, limits, fetcher
-        self.preprocess = preprocess
+        self.preprocess, self.remembers = preprocess, remember and captioner.memory is not None
         self.defaults = {name: value for name, value in (defaults or {}).items() if value is not None}
         self.check(self.options({}))
         self.capacity = Capacity(limits)
@@ -342,6 +376,28 @@ class Service:
             self.metrics.pictures.add("late", count=len(given))
             raise RefusalError(504, f"no caption within {self.limits.seconds:g} s: try again later") from None
         return [self._result(one, found.get(at)) for at, one in enumerate(prepared)]
+
+    async def remember(self, given: Given, entry: Entry, reservation: Reservation) -> int:
+        """Take a picture and what is said of it into the memory; returns the entry's id.
+
+        Raises:
+            MeshcapError: an empty caption, a broken picture, no room; clients may not add to the memory.
+        """
+        if not self.remembers:
+            raise RefusalError(403, "this server takes nothing into a memory: start it with --memory and --remember")
+        entry = entry.checked()
+        reservation.reserve_pictures(1)
+        try:
+            async with asyncio.timeout(reservation.left):
+                pixels, window, other = await self._prepared(given, reservation)
+                reservation.release_bytes()
+                if other is not None:
+                    raise RefusalError(422, "this is a score, and pictures are remembered")
+                job = PendingPicture(pixels, self.options({}), 1, window, entry=entry)
+                self.batcher.put([job])
+                return int(await asyncio.wrap_future(job.result))
+        except TimeoutError:
+            raise RefusalError(504, f"not remembered within {self.limits.seconds:g} s: try again later") from None
 
     def _result(
         self, prepared: Prepared | BaseException, found: CaptionedPicture | BaseException | None

@@ -182,6 +182,7 @@ class Card {
     this.busy(false);
     this.finished(true);
     showRoll(this, found.roll);
+    showMemory(this);
     const list = this.part(".others ol");
     this.part(".others").hidden = all.length < 2;
     list.replaceChildren(...all.map((caption, at) => {
@@ -305,6 +306,47 @@ class Card {
     const next = cards[Math.min(at, cards.length - 1)];
     (next ? next.part(".remove") : $("pick")).focus();
   }
+}
+
+// ---- memory
+
+let remembers = false; // whether this server was started to take corrections
+
+function showMemory(card) {
+  const near = card.found.similar || [];
+  card.part(".similar").hidden = !near.length;
+  card.part(".similar ul").replaceChildren(...near.map((one) => {
+    const item = document.createElement("li");
+    item.textContent = [one.captions.join(" / "), one.names.join(", ")].filter(Boolean).join(" – ");
+    item.title = `${percent(one.similarity)} similar`;
+    return item;
+  }));
+  const correct = card.part(".remember");
+  correct.hidden = !remembers;
+  const words = correct.querySelector("textarea");
+  if (!words.value || words.value === card.suggested) words.value = card.suggested = card.found.caption; // else being written
+  correct.onsubmit = (event) => {
+    event.preventDefault();
+    remember(card, correct);
+  };
+}
+
+async function remember(card, correct) {
+  const [words, names, button, note] = ["textarea", "input", "button", ".note"].map((one) => correct.querySelector(one));
+  const body = new FormData();
+  body.append("caption", words.value);
+  body.append("names", names.value);
+  body.append("picture", card.file, card.name);
+  const headers = $("key").value ? { Authorization: `Bearer ${$("key").value}` } : {};
+  button.disabled = true;
+  try {
+    const answer = await fetch("v1/remember", { method: "POST", body, headers });
+    const content = await answer.json();
+    note.textContent = answer.ok ? "Remembered: pictures like this one will know of it." : `Not remembered: ${content.error.message}.`;
+  } catch {
+    note.textContent = "Not remembered: the server does not answer.";
+  }
+  button.disabled = false;
 }
 
 async function copyBy(button, text) {
@@ -617,5 +659,7 @@ fetch("version").then((answer) => {
 }).then((facts) => {
   if (!facts) return;
   limits = facts.limits;
+  remembers = facts.remember;
+  for (const card of cards) if (card.found) showMemory(card);
   $("about").textContent = `${facts.model}: ${facts.architecture}, ${facts.words.toLocaleString("en")} words`;
 }).catch(() => say("The server does not answer."));
