@@ -37,7 +37,7 @@ SENTENCES = ["a dog runs on the grass", "a puppy with a red ball", "a man and a 
 PICTURES = [
     "photo.jpg", "photo.webp", "a.jpg", "b.jpg", "b.png", "more/c.jpg",
     "holiday/beach.jpg", "holiday/1.jpg", "holiday/2.jpg", "photos/1.jpg", "photos/2.jpg", "photos/old/3.jpg",
-    "site/dog.jpg",
+    "site/dog.jpg", "rex.jpg",
 ]  # fmt: skip
 MODELS = ["my-captioner", "run", "FOLDER", "default"]
 

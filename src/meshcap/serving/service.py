@@ -207,17 +207,16 @@ class Batcher:
 
     def _similar(self, seen: Any) -> list[list[Neighbour]]:
         """What is remembered of pictures like each."""
-        memory = self.captioner.memory
-        if memory is None:
-            return [[]] * len(seen)
-        found = memory.nearest(self.captioner.embed(seen), MOST_SIMILAR)
+        found = self.captioner.memory.nearest(self.captioner.embed(seen), MOST_SIMILAR)
         return [[one for one in near if one.similarity >= SIMILAR] for near in found]
 
     def _describe(self, jobs: Sequence[PendingPicture], seen: Any) -> None:
         options, captioner = jobs[0].options, jobs[0].captioner or self.captioner
         try:
             captions = captioner.describe(seen, options, pixels=[job.pixels for job in jobs])
-            similar = self._similar(seen) if captioner is self.captioner else [[]] * len(jobs)
+            similar: list[list[Neighbour]] = [[]] * len(jobs)
+            if captioner is self.captioner and captioner.memory is not None:
+                similar = self._similar(seen)
             boxes = getattr(seen, "boxes", None) if options.attention else None
             boxes = None if boxes is None else np.asarray(boxes.float().cpu())
         except Exception as error:
