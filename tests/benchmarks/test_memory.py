@@ -1,0 +1,41 @@
+"""benchmarks/memory.py: ranks by hand, and a table of a few pictures."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tiny_captioner
+from benchmarks import memory
+from meshcap.data.scenes import draw_scene
+from tiny_data import bench
+
+
+def test_rank_correlation_by_hand() -> None:
+    assert memory.ranks(np.array([3.0, 1.0, 3.0, 9.0])).tolist() == [1.5, 0, 1.5, 3]
+    a, b = np.array([1.0, 2, 3, 4, 5]), np.array([2.0, 1, 4, 3, 50])
+    assert memory.rank_correlation(a, b) == pytest.approx(1 - 6 * 4 / (5 * 24))  # 1 - 6 Σd² / n(n² - 1)
+    assert memory.rank_correlation(a, -b) == pytest.approx(-memory.rank_correlation(a, b))
+
+
+def test_retrieval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = tiny_captioner.saved(tmp_path / "model")
+    for number in range(6):
+        draw_scene(number, 48).image.save(tmp_path / f"{number:012d}.jpg")
+    for split in ("val", "test"):
+        lines = ["image1,image2,agg_score,sampling_method"]
+        for a, b, rating in ((0, 1, 1.5), (1, 2, 4.0), (2, 3, 0.5), (4, 5, 3.0), (5, 99, 5.0)):
+            lines.append(f"COCO_val2014_{a:012d}.jpg,COCO_val2014_{b:012d}.jpg,{rating},x")
+        (tmp_path / f"sis_{split}.csv").write_text("\n".join(lines))
+    words = ("retrieval", "--cxc", tmp_path, "--pictures", tmp_path, "--model", model, "--cache", tmp_path / "c.npz")
+    assert bench(memory.command, *words, "--json") == 0
+    out = capsys.readouterr()
+    rows = json.loads(out.out)["rows"]
+    assert "test: 4 pairs of 6 pictures" in out.err  # one picture is not there
+    assert [row["pooling"] for row in rows] == list(memory.POOLINGS)
+    assert all(-1 <= row["val"] == row["test"] <= 1 for row in rows)
+    (tmp_path / "000000000000.jpg").unlink()
+    (tmp_path / "sis_val.csv").unlink()
+    assert bench(memory.command, *words) == 2
+    assert "sis_val.csv is not there" in capsys.readouterr().err
