@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tiny
-from meshcap.decoding import Beam, Ensemble, Rules, decode
+from meshcap.decoding import Beam, ConstrainedBeam, Ensemble, Graphs, Rules, Strategy, decode, search
 from meshcap.training.losses import AttentionLoss, xe_loss
 
 PICTURES = tiny.pictures(3, 6, 2)
@@ -154,3 +154,37 @@ def test_training_loss_is_one_graph(captioner, whole_graph) -> None:
     assert all(one is not None for one in gradients)
     for one, other in zip(gradients, compiled_gradients, strict=True):
         torch.testing.assert_close(one, other)
+
+
+class Replayed(search.DecodeRun):
+    """What a captured run does on a GPU: it works on tensors of its own."""
+
+    def __init__(self, model, regions, *more):
+        super().__init__(model, regions.each(torch.clone), *more)
+
+    def show(self, regions, encoded=None) -> None:
+        for own, given in zip(self.regions.parts(), regions.parts(), strict=True):
+            if own is not None:
+                own.copy_(given)
+
+
+@pytest.mark.parametrize("strategy", [Beam(3), ConstrainedBeam([[[[7], [9, 4]]]], 2)], ids=["beam", "constrained"])
+@torch.no_grad()
+def test_one_run_serves_batches_of_about_a_size(monkeypatch: pytest.MonkeyPatch, strategy: Strategy) -> None:
+    monkeypatch.setattr(search, "CapturedRun", Replayed)
+    model, rules, graphs = tiny.shared("m2"), Rules(max_length=6), Graphs()
+    for counts in ((6, 5, 3), (2, 6, 4, 1), (6, 6, 6), (6,)):
+        pictures = tiny.pictures(*counts)
+        run = graphs.get(model, pictures, strategy, rules)
+        run.begin()
+        for _ in range(rules.max_length):
+            run.advance()
+        found = run.best(2, pictures, attention=True)
+        expected = decode(model, pictures, strategy, rules, n_best=2, attention=True)
+        assert torch.equal(found.ids, expected.ids) and found.ids.shape[0] == len(counts)
+        for name in ("scores", "log_probs", "lengths", "satisfied", "unconstrained"):
+            torch.testing.assert_close(getattr(found, name), getattr(expected, name))
+        torch.testing.assert_close(found.attention, expected.attention)
+    # Three, and four with a mask; three without one; one alone.
+    assert len(graphs.runs) == 3
+    assert [search.bucket(count) for count in (1, 2, 3, 5, 33, 64, 65, 256, 257)] == [1, 2, 4, 8, 64, 64, 128, 256, 320]

@@ -164,26 +164,27 @@ class DecodeRun:
             self.model.reorder(self.state, choice.parents)
         self.search.take(choice)
 
-    def best(self, n: int, *, attention: bool) -> Hypotheses:
-        """The n best hypotheses of each picture."""
-        search = self.search
-        order = self.chooser.rank(search).topk(n).indices  # (B, n)
-        scores = self.chooser.score(search)
+    def best(self, n: int, regions: Regions, *, attention: bool) -> Hypotheses:
+        """The n best hypotheses of each of these pictures, which are the first of the run's."""
+        search, pictures = self.search, len(regions)
+        order = self.chooser.rank(search)[:pictures].topk(n).indices  # (B, n)
+        scores = self.chooser.score(search)[:pictures]
 
         def pick(tensor: Tensor) -> Tensor:
             index = order.view(*order.shape, *[1] * (tensor.dim() - 2)).expand(*order.shape, *tensor.shape[2:])
-            return tensor.gather(1, index)
+            return tensor[:pictures].gather(1, index)
 
         ids = pick(search.ids)
         satisfied = unconstrained = weights = None
         if isinstance(self.chooser, ConstrainedChooser):
             satisfied = pick(self.chooser.satisfied(search))
             free = scores.argmax(-1, keepdim=True)  # (B, 1)
-            log_probs = search.log_probs.gather(1, free[..., None].expand(-1, -1, search.log_probs.shape[-1]))
-            unconstrained = mean_probability(log_probs, search.lengths.gather(1, free))[:, 0]
+            log_probs, lengths = search.log_probs[:pictures], search.lengths[:pictures]
+            likeliest = log_probs.gather(1, free[..., None].expand(-1, -1, log_probs.shape[-1]))
+            unconstrained = mean_probability(likeliest, lengths.gather(1, free))[:, 0]
         if attention:
             before = torch.cat((torch.full_like(ids[..., :1], search.settings.bos), ids[..., :-1]), -1)
-            _, weights = self.model(self.regions, before, attention=True)
+            _, weights = self.model(regions, before, attention=True)
         return Hypotheses(
             ids=ids,
             log_probs=pick(search.log_probs),
@@ -237,16 +238,27 @@ class CapturedRun(DecodeRun):
         self.advancing.replay()
 
 
-class Graphs:
-    """Captured runs, kept for the next batch of the same shapes; the least recently used goes first."""
+def bucket(pictures: int) -> int:
+    """How many pictures a run is captured for: a power of two up to 64, then a multiple of 64.
 
-    def __init__(self, most: int = 4):
+    A server forms batches of any size, and a new shape costs as much time as a hundred searches.
+    """
+    return 1 << (pictures - 1).bit_length() if pictures <= 64 else -(-pictures // 64) * 64
+
+
+class Graphs:
+    """Captured runs, kept for the next batch of about as many pictures; the least recently used goes first."""
+
+    def __init__(self, most: int = 12):
         self.most = most
         self.runs: OrderedDict[Hashable, CapturedRun] = OrderedDict()
 
     def get(
         self, model: Decodable, regions: Regions, strategy: Strategy, rules: Rules, encoded: State | None = None
     ) -> CapturedRun:
+        """A run for these pictures and what fills up its batch: copies of the last of them."""
+        if encoded is None and (missing := bucket(len(regions)) - len(regions)):
+            regions = regions.each(lambda t: torch.cat((t, t[-1:].expand(missing, *t.shape[1:]))))
         given = (*regions.parts(), *(encoded or {}).values())
         shapes = tuple(None if t is None else (t.shape, t.dtype, t.device) for t in given)
         key = (id(model), shapes, strategy, rules, encoded is None)
@@ -300,4 +312,4 @@ def decode(
         run.advance()
         if stop_early and step % often == 0 and step < rules.max_length and run.search.over():
             break
-    return run.best(n_best, attention=attention)
+    return run.best(n_best, regions, attention=attention)
