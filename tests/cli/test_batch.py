@@ -94,6 +94,20 @@ def test_tables_say_the_same(here: Path, model: Path) -> None:
     assert json.loads(by_csv[3]["alternatives"]) == rows[3]["alternatives"]
 
 
+def test_excel_and_gallery(here: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copy(here / "photos/001.png", here / "-1.png")
+    words = ["--out", "c.csv", "--excel", "--gallery", "g.html", "--model", str(model), *ALWAYS]
+    assert call(["batch", *words, "--", "photos/00*.png", "-1.png"]) == 0
+    assert capsys.readouterr().out == "c.csv: 11 captions, g.html\n"
+    content = (here / "c.csv").read_bytes()
+    assert content.startswith(b"\xef\xbb\xbfpath,") and b"\n'-1.png," in content
+    page = (here / "g.html").read_text()
+    assert page.count("<figure ") == 11 and page.count("data:image/jpeg") == 11
+    # A page can be asked for when all is done.
+    assert call(["batch", *words[:4], "other.html", *words[5:], "--", "photos/00*.png", "-1.png"]) == 0
+    assert (here / "other.html").read_text() == page and "nothing new" in capsys.readouterr().out
+
+
 def test_broken_pictures_are_listed(here: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number in range(12):
         (here / f"photos/b{number:02}.jpg").write_bytes(b"no picture")

@@ -31,7 +31,8 @@ def test_lines_in_a_log(capsys: pytest.CaptureFixture[str]) -> None:
         tell(1000, 3)
     out, err = capsys.readouterr()
     lines = err.splitlines()
-    assert out == "" and len(lines) == 3
+    assert out == "" and len(lines) == 4
+    assert lines.pop(0) == "1,900 pictures to do, 100 are done"
     assert lines[0].startswith("1,000 of 2,000 pictures, ") and lines[0].endswith(" left") and "/s" in lines[0]
     assert lines[1].startswith("2,000 of 2,000 pictures, ") and lines[1].endswith(", 3 failed")
     assert lines[2].startswith("1,900 pictures in ")

@@ -8,32 +8,40 @@ import hashlib
 import mmap
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from meshcap.data.parquet import ParquetSource, need_pyarrow, picture_column, rows_of
 from meshcap.data.read import expand_braces
 from meshcap.data.shards import TarSource, members
 from meshcap.errors import MeshcapError
 from meshcap.files import open_regular
 from meshcap.vision.pictures import SOURCES
 
+SHARDS = (".tar", ".parquet")
+CAPTIONS = ".captions.parquet"  # the end of the names of what is written for a shard
 LISTS = (".csv", ".tsv", ".parquet", ".txt")
 COLUMNS = ("path", "image", "file", "filename", "file_name", "image_path", "file_path")
 
 
 class Picture(NamedTuple):
-    """A file, or a member of a tar shard by its place. Small, and plain enough to travel to other machines."""
+    """A file, or a member of a shard by its place. Small, and plain enough to travel to other machines."""
 
     path: str  # as the person wrote it; shard.tar:member inside a shard
-    tar: str | None = None
-    offset: int = 0
+    tar: str | None = None  # the shard, which may be Parquet too
+    offset: int = 0  # of Parquet: the row
     size: int = 0
+    column: str = ""  # of Parquet
 
-    def source(self) -> TarSource | None:
+    def source(self) -> TarSource | ParquetSource | None:
         """Where a member of a shard is read from; None: a file of its own."""
-        return None if self.tar is None else TarSource(Path(self.tar), self.offset, self.size, self.member)
+        if self.tar is None:
+            return None
+        if self.column:
+            return ParquetSource(Path(self.tar), self.offset, self.member, self.column)
+        return TarSource(Path(self.tar), self.offset, self.size, self.member)
 
     @property
     def member(self) -> str:
@@ -59,7 +67,7 @@ class Picture(NamedTuple):
 class Share:
     """One of several jobs that split the work among them without talking: `3/8` is the third of eight.
 
-    Whole tars go around in order; any other picture belongs to the job that a hash of its path names.
+    Whole shards go around in order; any other picture belongs to the job that a hash of its path names.
     """
 
     number: int = 1
@@ -92,16 +100,20 @@ def list_pictures(
     share: Share | None = None,
     copies: Path | None = None,
     allow_missing: bool = False,
+    leave: Callable[[str], bool] | None = None,
 ) -> list[Picture]:
     """Every picture once, in the order of the inputs; a folder's by name, with those of its folders.
 
     Args:
-        inputs: pictures, folders, patterns (`**`, `{0..9}`), tar shards, and lists of paths (CSV, TSV, Parquet, or
-            one a line in a .txt), whose relative paths start from the list's own folder.
-        column: of lists: the one with the paths; `path`, `image`, `file_name` and the like by default.
+        inputs: pictures, folders, patterns (`**`, `{0..9}`), tar shards, Parquet files with pictures, and lists of
+            paths (CSV, TSV, Parquet, or one a line in a .txt), whose relative paths start from the list's own folder.
+        column: of lists: the one with the paths; `path`, `image`, `file_name` and the like by default. Of Parquet
+            with pictures: the one with those.
         share: only the pictures of this job.
         copies: a folder that is left out: copies of these very pictures will be in it.
         allow_missing: also list files that do not exist: reading them says so.
+        leave: whether a shard, or a folder of pictures, is left out unopened. Pictures of a folder then stay together
+            in a share.
 
     Raises:
         MeshcapError: an input is not there, holds no pictures, or is a list without paths.
@@ -109,22 +121,25 @@ def list_pictures(
     share = share or Share()
     hidden = None if copies is None else os.path.join(os.path.abspath(copies), "")
     pictures: dict[str, Picture] = {}  # by key
-    tars: dict[str, None] = {}  # seen so far
+    tars: dict[str, bool] = {}  # shards (and folders) seen so far, and whether they are left out
     for name in inputs:
         found = False
         for path in _expand(name, column, allow_missing):
             if hidden is not None and os.path.abspath(path).startswith(hidden):
                 continue
             found = True
-            if not path.lower().endswith(".tar"):
+            if not path.lower().endswith(SHARDS):
                 picture = Picture(path)
-                if share.has(picture.key):
+                folder = os.path.dirname(picture.key)
+                if leave is not None and folder not in tars:
+                    tars[folder] = not share.has(folder) or leave(os.path.dirname(path))
+                if not tars[folder] if leave is not None else share.has(picture.key):
                     pictures.setdefault(picture.key, picture)
             elif os.path.abspath(path) not in tars:
-                count = len(tars)
-                tars[os.path.abspath(path)] = None
-                if share.has_tar(count):
-                    for picture in _in_tar(path):
+                is_left = not share.has_tar(len(tars)) or (leave is not None and leave(path))
+                tars[os.path.abspath(path)] = is_left
+                if not is_left:
+                    for picture in _in_tar(path) if path.lower().endswith(".tar") else _in_parquet(path, column):
                         pictures.setdefault(picture.key, picture)
         if not found and hidden is not None and os.path.join(os.path.abspath(name), "").startswith(hidden):
             raise MeshcapError(f"{name} is inside --out, where copies go: give another folder, or --in-place")
@@ -135,7 +150,7 @@ def list_pictures(
 
 def _expand(name: str, column: str | None, allow_missing: bool) -> Iterator[str]:
     if os.path.isdir(name):
-        yield from _in_folder(name)
+        yield from _in_folder(name, column)
         return
     paths = [name]
     if not os.path.lexists(name):
@@ -152,22 +167,51 @@ def _expand(name: str, column: str | None, allow_missing: bool) -> Iterator[str]
     for path in paths:
         if os.path.isdir(path):
             if "**" not in name:  # that pattern names what is inside by itself
-                yield from _in_folder(path)
+                yield from _in_folder(path, column)
         elif path.lower().endswith(LISTS) and name.lower().endswith(LISTS):  # photos/* may meet texts beside pictures
-            yield from _in_list(Path(path), column)
+            if path.lower().endswith(".parquet") and picture_column(path, column) is not None:
+                yield path
+            else:
+                yield from _in_list(Path(path), column)
         elif path == name or path.lower().endswith((".tar", *SOURCES)):
             yield path
 
 
-def _in_folder(folder: str) -> Iterator[str]:
+def _in_folder(folder: str, column: str | None) -> Iterator[str]:
     def stop(error: OSError) -> None:
         raise MeshcapError(f"{error.filename} cannot be read: {error.strerror or error}") from error
 
     for where, folders, files in os.walk(folder, onerror=stop):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
+        there = {*folders, *files}
         for name in sorted(files):
-            if name.lower().endswith((".tar", *SOURCES)) and not name.startswith("."):
-                yield os.path.join(where, name)
+            path = os.path.join(where, name)
+            if name.startswith("."):
+                continue
+            if name.lower().endswith((".tar", *SOURCES)) or (
+                name.endswith(".parquet") and not _is_about(name, there) and _has_pictures(path, column)
+            ):
+                yield path
+
+
+def _is_about(name: str, there: Collection[str]) -> bool:
+    """Whether a Parquet file only tells of others: of a shard or folder beside it (img2dataset), or what we write."""
+    stem = name.removesuffix(".parquet")
+    return stem in there or f"{stem}.tar" in there or name.endswith(CAPTIONS)
+
+
+def _has_pictures(path: str, column: str | None) -> bool:
+    try:
+        return picture_column(path, column) is not None
+    except MeshcapError:  # in a folder of photos it may be anything
+        return False
+
+
+def _in_parquet(path: str, column: str | None) -> Iterator[Picture]:
+    name = picture_column(path, column)
+    assert name is not None
+    for key, row in rows_of(path, name):
+        yield Picture(f"{path}:{key}", path, row, column=name)
 
 
 def _in_tar(path: str) -> Iterator[Picture]:
@@ -235,12 +279,3 @@ def _column(path: Path, header: Sequence[str], column: str | None) -> int:
     there = ", ".join(header) or "none"
     wanted = f"a column {column}" if column else f"one of {', '.join(COLUMNS)}, or --column"
     raise MeshcapError(f"{path} has the columns {there}: expected {wanted}")
-
-
-def need_pyarrow(path: Path):  # type: ignore[no-untyped-def]  # a module that may not be installed
-    """pyarrow's Parquet part, or a line that says how to get it."""
-    try:
-        from pyarrow import parquet
-    except ImportError:
-        raise MeshcapError(f"{path} is Parquet, which needs another package: pip install pyarrow") from None
-    return parquet

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from meshcap.batch.alt_text import fill
 from meshcap.batch.inputs import Picture
@@ -226,8 +226,16 @@ def _lock_folder(folder: Path) -> int:
     return handle
 
 
+class Work(Protocol):
+    """What `run` needs of a job, or of several."""
+
+    def to_do(self) -> list[int]: ...
+    def pictures_of(self, block: int) -> Sequence[Picture]: ...
+    def write(self, block: int, rows: Sequence[Row]) -> None: ...
+
+
 def run(
-    job: Job,
+    job: Work,
     caption: Callable[[list[tuple[int, Sequence[Picture]]]], Blocks],
     deliver: Delivery,
     progress: Callable[[int, int], None],
@@ -269,7 +277,7 @@ def run(
         raise FailedError(f"{len(left):,} blocks never came back: start again to go on with them")
 
 
-def finish(job: Job, table: Path | None, settings: BatchSettings) -> dict[str, int]:
+def finish(job: Job, table: Path | None, settings: BatchSettings, *, excel: bool = False) -> dict[str, int]:
     """The blocks as one table and a list of errors, and how many there are of what."""
     if table is not None:
         remove_unfinished(table.parent, table.name)
@@ -282,10 +290,16 @@ def finish(job: Job, table: Path | None, settings: BatchSettings) -> dict[str, i
             warnings=bool(options.must),
             tags=options.tags,
             shortened=options.shorten,
+            excel=excel,
         )
         write_errors(errors_path(table), job.rows())
+    return count(job.rows())
+
+
+def count(rows: Iterable[Row]) -> dict[str, int]:
+    """How many there are of what."""
     counts = {"captions": 0, "withheld": 0, "errors": 0}
-    for row in job.rows():
+    for row in rows:
         counts["captions"] += row.get("caption") is not None
         counts["withheld"] += "caption" in row and row["caption"] is None
         counts["errors"] += "error" in row

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import chain
 from queue import Empty, Queue
 from threading import Event, Lock, Thread
 from typing import Any
@@ -99,9 +100,18 @@ def caption_blocks(
 ) -> Iterator[tuple[int, list[Row]]]:
     """Rows of each block, in order. A picture that cannot be read has an `error` instead of a caption.
 
-    All blocks but the last must hold whole batches: then a picture always shares its batch with the same others, and
-    its caption is the same to the last digit, whichever blocks were done before.
+    A block that holds no whole batches, as the last of a job, ends with a smaller batch: then a picture always shares
+    its batch with the same others, and its caption is the same to the last digit, whichever blocks were done before.
     """
+    rest = iter(blocks)
+    for block in rest:
+        yield from _whole_batches(captioner, chain([block], rest), settings, stop)
+
+
+def _whole_batches(
+    captioner: Captioner, blocks: Iterable[Block], settings: BatchSettings, stop: Event | None
+) -> Iterator[tuple[int, list[Row]]]:
+    """As far as batches are whole, and the first block in which they are not."""
     rows: list[Row] = []
     waiting: deque[Block] = deque()
 
@@ -109,6 +119,8 @@ def caption_blocks(
         for block in blocks:
             waiting.append(block)
             yield from block[1]
+            if len(block[1]) % settings.batch_size:
+                return
 
     sources = _sources(pictures(), 2 * settings.batch_size)
     captions = captioner.stream(sources, settings.options, batch_size=settings.batch_size, workers=settings.readers)

@@ -14,12 +14,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from meshcap.batch import metadata
-from meshcap.batch.inputs import Picture, need_pyarrow
+from meshcap.batch.inputs import Picture
+from meshcap.data.parquet import need_pyarrow
 from meshcap.errors import MeshcapError
 from meshcap.files import UNFINISHED, edit_bytes, read_regular, write_bytes, write_file, write_text
 
@@ -28,6 +30,9 @@ SUFFIXES = (".jsonl", ".csv", ".parquet")
 GROUP = 65_536  # rows of a Parquet row group
 THREADS = 4
 KINDS = ("exif", "xmp", "iptc")
+SHARD_COLUMNS = ("key", "caption", "alternatives", "confidence", "tags", "model", "weights_hash")
+METADATA = "meshcap"  # of Parquet, that says how a shard's captions were made
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet begins a formula with
 
 
 def check_table(path: Path) -> None:
@@ -45,8 +50,12 @@ def write_table(
     warnings: bool = False,
     tags: bool = False,
     shortened: bool = False,
+    excel: bool = False,
 ) -> None:
     """All rows with a caption, in order; whole or not at all.
+
+    Args:
+        excel: of CSV: begin with the mark by which Excel knows UTF-8, and let no cell look like a formula.
 
     Raises:
         MeshcapError: a suffix that is not known, no pyarrow for Parquet, or a system that refuses.
@@ -54,7 +63,7 @@ def write_table(
     if path.suffix == ".jsonl":
         write = _jsonl
     elif path.suffix == ".csv":
-        write = _csv
+        write = partial(_csv, excel=excel)
     elif path.suffix == ".parquet":
         write = _parquet
     else:
@@ -92,25 +101,55 @@ def _jsonl(part: Path, rows: Iterator[Row], columns: list[str]) -> None:
             file.write(json_lines([row]))
 
 
-def _csv(part: Path, rows: Iterator[Row], columns: list[str]) -> None:
-    with open(part, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+def _csv(part: Path, rows: Iterator[Row], columns: list[str], excel: bool = False) -> None:
+    with open(part, "w", encoding="utf-8-sig" if excel else "utf-8", errors="surrogateescape", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(columns)
         for row in rows:
-            writer.writerow([_cell(row.get(name)) for name in columns])
+            writer.writerow([_cell(row.get(name), excel) for name in columns])
 
 
-def _cell(value: Any) -> Any:
-    """Lists as JSON: CSV has none of its own."""
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, list) else value
+def _cell(value: Any, excel: bool) -> Any:
+    """Lists as JSON: CSV has none of its own. An apostrophe says that what follows is text."""
+    if isinstance(value, list):
+        return json.dumps(value, ensure_ascii=False)
+    return f"'{value}" if excel and isinstance(value, str) and value.startswith(FORMULA) else value
 
 
-def _parquet(part: Path, rows: Iterator[Row], columns: list[str]) -> None:
+def read_table(path: Path) -> Iterator[Row]:
+    """What `write_table` wrote, of a caption only the texts and numbers."""
+    if path.suffix == ".parquet":
+        with need_pyarrow(path).ParquetFile(path) as file:
+            for batch in file.iter_batches():
+                yield from batch.to_pylist()
+        return
+    with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        if path.suffix == ".jsonl":
+            yield from map(json.loads, file)
+            return
+        for row in csv.DictReader(file):
+            lists = {name: json.loads(row[name]) for name in ("tags", "alternatives") if row.get(name)}
+            text = {
+                name: row[name].removeprefix("'") if row[name][1:2] in FORMULA else row[name]
+                for name in ("path", "caption")
+            }
+            yield {**row, **text, **lists, "confidence": float(row["confidence"])}
+
+
+def write_shard_table(path: Path, rows: Iterable[Row], columns: Sequence[str], metadata: dict[str, Any]) -> None:
+    """A row for each picture of a shard, also for one without a caption: Parquet, with JSON of what made it inside."""
+    write_file(path, lambda part: _parquet(part, iter(rows), [*SHARD_COLUMNS, *columns], metadata))
+
+
+def _parquet(part: Path, rows: Iterator[Row], columns: list[str], metadata: dict[str, Any] | None = None) -> None:
     parquet = need_pyarrow(part)
     import pyarrow as arrow
 
     kinds = {
+        "key": arrow.string(),
         "path": arrow.string(),
+        "model": arrow.string(),
+        "weights_hash": arrow.string(),
         "caption": arrow.string(),
         "confidence": arrow.float32(),
         "words": arrow.list_(arrow.string()),
@@ -123,10 +162,12 @@ def _parquet(part: Path, rows: Iterator[Row], columns: list[str]) -> None:
         "alternatives": arrow.list_(arrow.struct({"caption": arrow.string(), "confidence": arrow.float32()})),
     }
     schema = arrow.schema([(name, kinds[name]) for name in columns])
+    if metadata is not None:
+        schema = schema.with_metadata({METADATA: json.dumps(metadata)})
     with parquet.ParquetWriter(part, schema, compression="zstd") as writer:
         while group := list(islice(rows, GROUP)):
             for row in group:  # Parquet's text is UTF-8, and a path need not be
-                row["path"] = row["path"].encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+                row[columns[0]] = row[columns[0]].encode("utf-8", "surrogateescape").decode("utf-8", "replace")
             writer.write_table(arrow.Table.from_pylist(group, schema=schema))
 
 

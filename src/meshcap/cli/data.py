@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from meshcap.data.check import DatasetReport, Pair, Size
     from meshcap.data.pack import Pack
-    from meshcap.vision import Vision
 
 app = typer.Typer(
     help="Check, pack and draw datasets; compute features. Example: meshcap data check photos/", no_args_is_help=True
@@ -187,12 +186,14 @@ def features(
     Example: meshcap data features dataset_coco.json --pictures coco/ --vision hf:PekingU/rtdetr_r50vd --out coco.hdf5
     """
     from meshcap.data.feature_writer import compute_features, picture_sources
+    from meshcap.vision import create_vision
 
     if dtype == "int8":
         raise MeshcapError("--dtype int8 is for captioning: use float32, bfloat16 or float16 here")
     where, precision = options.apply(device, dtype, threads, None)
     sources = picture_sources(data, pictures, split)
-    backbone = _backbone(vision, size, keep).to(where, precision).eval().requires_grad_(False)
+    more: dict[str, Any] = {} if keep is None else {"keep": keep}
+    backbone = create_vision(vision, size=size, **more).to(where, precision).eval().requires_grad_(False)
     with _progress("computing features", len(sources)) as progress:
         made = compute_features(
             sources,
@@ -211,20 +212,6 @@ def features(
         typer.echo(json_format.dumps({"file": str(out), **vars(made)}, ensure_ascii=False))
     else:
         typer.echo(f"{out}: {made.pictures:,} pictures, {made.new:,} of them new, {made.width:,} numbers a region")
-
-
-def _backbone(name: str, size: int | None, keep: int | None) -> Vision:
-    from meshcap.vision import create_vision, load_vision
-
-    if not Path(name).is_dir():
-        more: dict[str, Any] = {} if keep is None else {"keep": keep}
-        return create_vision(name, size=size, **more)
-    if size is not None or keep is not None:
-        raise MeshcapError(f"{name} is a model, which sees pictures as it was trained to: leave out --size and --keep")
-    vision = load_vision(name)
-    if vision is None:
-        raise MeshcapError(f"{name} is a model without vision: expected one that was trained on pictures")
-    return vision
 
 
 def _show_pack(out: Path, made: Pack, json: bool) -> None:

@@ -9,6 +9,16 @@ from contextlib import contextmanager
 from itertools import pairwise
 
 EVERY = 30  # seconds between lines
+FIRST = 5  # seconds before the first one
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Say in a terminal what is waited for, until it is done."""
+    from rich.console import Console
+
+    with Console(stderr=True).status(what):  # which is silent in a log
+        yield
 
 
 @contextmanager
@@ -21,7 +31,9 @@ def progress(total: int, done: int, every: float = EVERY) -> Iterator[Callable[[
     clock = Clock(total, done)
     failed = 0
     if not console.is_terminal:
-        last = time.monotonic()
+        if total > done:
+            print(f"{total - done:,} pictures to do" + f", {done:,} are done" * bool(done), file=sys.stderr, flush=True)
+        last = time.monotonic() - max(every - FIRST, 0)
 
         def report(count: int, bad: int) -> None:
             nonlocal last, failed

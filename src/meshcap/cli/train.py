@@ -36,7 +36,10 @@ def train(
     arch: Annotated[str, typer.Option(help="The architecture of a new model.")] = "m2",
     vision: Annotated[
         str | None,
-        typer.Option(help="Image encoder: efficientnet-lite2, small-cnn, patches, hf:NAME.", show_default="by size"),
+        typer.Option(
+            help="Image encoder: efficientnet-lite2, small-cnn, patches, hf:NAME, or that of a model (default).",
+            show_default="by size",
+        ),
     ] = None,
     size: Annotated[int | None, typer.Option(help="Pixels along a side.", show_default="the vision's")] = None,
     stages: Annotated[str, typer.Option(help="xe, scst, or both.")] = "xe,scst",

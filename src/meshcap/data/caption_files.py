@@ -145,9 +145,12 @@ def _file_name(picture: CaptionEntry) -> str | None:
 
 
 # In the order of preference: where a record has several, "id" is often the caption's own number (COCO's is).
-ID_NAMES = ("image_id", "image", "file", "filename", "file_name", "cocoid", "imgid", "id")
-FILE_NAMES = ("image", "file", "filename", "file_name")  # those that can only be a file's
-CAPTION_NAMES = ("caption", "captions", "text")  # the last is what Hugging Face's picture folders say
+FILE_NAMES = (  # those that can only be a file's; "path" is what `meshcap batch` writes
+    "image", "file", "filename", "file_name", "picture", "path", "image_path", "file_path", "img",
+)  # fmt: skip
+ID_NAMES = ("image_id", *FILE_NAMES, "cocoid", "imgid", "id")
+CAPTION_NAMES = ("caption", "captions", "text", "sentence", "description")  # "text": Hugging Face's picture folders
+NAMED = 10  # wrong records that are named
 LAYOUTS = (
     "COCO annotations or results, Karpathy's JSON, {id: caption} or {id: [captions]}, "
     "or records with image_id (or image, file, id) and caption (or captions)"
@@ -171,34 +174,37 @@ class CaptionEntry:
         return next(iter(self.names.values()))
 
 
-def pictures(path: str | os.PathLike[str]) -> Iterator[CaptionEntry]:
+def pictures(path: str | os.PathLike[str], broken: list[str] | None = None) -> Iterator[CaptionEntry]:
     """The pictures of a caption file. The same picture may come again with another caption.
 
+    Args:
+        broken: takes what is wrong with records, which are then left out; without it they are refused, all at once.
+
     Raises:
-        MeshcapError: the file is in no known layout.
+        MeshcapError: the file is in no known layout, or records are broken.
     """
     text = read_text(path)
     kind = Path(Path(path).name.lower().removesuffix(".gz")).suffix
     if kind in (".csv", ".tsv"):
-        return _of_table(path, text, "\t" if kind == ".tsv" else ",")
+        return _of_table(path, text, "\t" if kind == ".tsv" else ",", broken)
     if kind in (".jsonl", ".ndjson"):
-        return _of_records(path, _json_lines(path, text), "line")
+        return _of_records(path, _json_lines(path, text), "line", broken)
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
         if isinstance(error, json.JSONDecodeError) and error.msg == "Extra data":
-            return _of_records(path, _json_lines(path, text), "line")  # lines of JSON under another name
+            return _of_records(path, _json_lines(path, text), "line", broken)  # lines of JSON under another name
         header = text.split("\n", 1)[0]
         for mark in ("\t", ","):  # a table under another name, as Flickr's captions.txt
             if kind != ".json" and _columns(header.split(mark)):
-                return _of_table(path, text, mark)
+                return _of_table(path, text, mark, broken)
         raise MeshcapError(f"{path} is not JSON ({why_not_json(error)}), expected {LAYOUTS}") from None
-    return _of_json(path, data, text)
+    return _of_json(path, data, text, broken)
 
 
-def _of_json(path: object, data: object, text: str) -> Iterator[CaptionEntry]:
+def _of_json(path: object, data: object, text: str, broken: list[str] | None) -> Iterator[CaptionEntry]:
     if isinstance(data, list):
-        return _of_records(path, enumerate(data, start=1), "entry")
+        return _of_records(path, enumerate(data, start=1), "entry", broken)
     if not isinstance(data, dict):
         raise MeshcapError(f"{path} holds a JSON {type(data).__name__}, expected {LAYOUTS}")
     images, annotations = data.get("images"), data.get("annotations")
@@ -207,7 +213,7 @@ def _of_json(path: object, data: object, text: str) -> Iterator[CaptionEntry]:
     if _objects(images):
         return _of_karpathy(path, images)
     if _columns(data):
-        return _of_records(path, [(1, data)], "entry")
+        return _of_records(path, [(1, data)], "entry", broken)
     # json.loads keeps the last of two equal keys without a word.
     twice: list[str] = []
 
@@ -277,51 +283,97 @@ def _of_karpathy(path: object, images: list[dict[str, Any]]) -> Iterator[Caption
         yield picture
 
 
-def _of_records(path: object, records: Iterable[tuple[int, object]], unit: str) -> Iterator[CaptionEntry]:
+def _of_records(
+    path: object, records: Iterable[tuple[int, object]], unit: str, broken: list[str] | None
+) -> Iterator[CaptionEntry]:
+    wrong: list[str] = []
     for number, record in records:
-        where = f"{unit} {number}"
-        columns = _columns(record) if isinstance(record, dict) else None
-        if not columns:
-            found = f"the keys {', '.join(map(str, record))}" if isinstance(record, dict) else reprlib.repr(record)
-            raise MeshcapError(f"{path}: {where} has {found}, expected {LAYOUTS}")
-        assert isinstance(record, dict)
-        value = record[columns[1]]
-        captions = [value] if isinstance(value, str) else value
-        others = record.get("alternatives")  # what `meshcap caption --n` writes beside the best one
-        if isinstance(captions, list) and _objects(others):
-            captions = captions + [other.get("caption") for other in others]
-        if not _strings(captions):
-            raise MeshcapError(f"{path}: {where} has the caption {reprlib.repr(value)}, expected a string or strings")
-        names = {columns[0]: _id(path, record[columns[0]], where)}
-        split = record.get("split")
-        column = split if isinstance(split, str) else None
-        yield CaptionEntry(names | _files(record), list(captions), column=column, called=_called(path, where, record))
+        try:
+            if isinstance(record, MeshcapError):
+                raise record
+            entry = _of_record(path, f"{unit} {number}", record)
+        except MeshcapError as error:
+            wrong.append(str(error))
+        else:
+            yield entry
+    _refuse(path, wrong, broken)
 
 
-def _of_table(path: object, text: str, mark: str) -> Iterator[CaptionEntry]:
+def _refuse(path: object, wrong: list[str], broken: list[str] | None) -> None:
+    """Name what is wrong with the records of a file, all in one line, or hand it on."""
+    if broken is not None:
+        broken += wrong
+    elif len(wrong) == 1:
+        raise MeshcapError(wrong[0])
+    elif wrong:
+        short = [one.removeprefix(f"{path}: ").partition(", expected ")[0] for one in wrong[:NAMED]]
+        more = f"; and {len(wrong) - NAMED:,} more" if len(wrong) > NAMED else ""
+        expected = wrong[0].partition(", expected ")[2]
+        raise MeshcapError(f"{path}: {len(wrong):,} bad records: {'; '.join(short)}{more}, expected {expected}")
+
+
+def _of_record(path: object, where: str, record: object) -> CaptionEntry:
+    columns = _columns(record) if isinstance(record, dict) else None
+    if not columns:
+        if isinstance(record, dict):
+            found = f"the keys {', '.join(map(str, record))}"
+            raise MeshcapError(f"{path}: {where} has {found}, expected {LAYOUTS}{_rename(record)}")
+        raise MeshcapError(f"{path}: {where} has {reprlib.repr(record)}, expected {LAYOUTS}")
+    assert isinstance(record, dict)
+    value = record[columns[1]]
+    captions = [value] if isinstance(value, str) else value
+    others = record.get("alternatives")  # what `meshcap caption --n` writes beside the best one
+    if isinstance(captions, list) and _objects(others):
+        captions = captions + [other.get("caption") for other in others]
+    if not _strings(captions):
+        raise MeshcapError(f"{path}: {where} has the caption {reprlib.repr(value)}, expected a string or strings")
+    names = {columns[0]: _id(path, record[columns[0]], where)}
+    split = record.get("split")
+    column = split if isinstance(split, str) else None
+    return CaptionEntry(names | _files(record), list(captions), column=column, called=_called(path, where, record))
+
+
+def _rename(names: Collection[Any]) -> str:
+    """What to do about columns of other names."""
+    wanted = ["the one that names pictures to image"] if not any(name in names for name in ID_NAMES) else []
+    wanted += ["the one with captions to caption"] if not any(name in names for name in CAPTION_NAMES) else []
+    return f": rename {' and '.join(wanted)}" if wanted and names else ""
+
+
+def _of_table(path: object, text: str, mark: str, broken: list[str] | None) -> Iterator[CaptionEntry]:
+    wrong: list[str] = []
     rows = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True)
     try:
         header = [name.strip().lower() for name in next(rows, [])]
         columns = _columns(header)
         if not columns:
-            raise MeshcapError(f"{path} has the columns {', '.join(header) or '(none)'}, expected {LAYOUTS}")
+            there = ", ".join(header) or "(none)"
+            raise MeshcapError(
+                f"{path} has the columns {there}, expected {LAYOUTS}{_rename(list(filter(None, header)))}"
+            )
         places = [header.index(name) for name in columns]
         more = [name for name in (*FILE_NAMES, "split", "name", "names") if name in header]
         for row in rows:
             if not row:  # an empty line, as many editors leave at the end
                 continue
             if len(row) != len(header):
-                raise MeshcapError(
+                wrong.append(
                     f"{path}: line {rows.line_num} has {len(row)} fields and the header {len(header)}: "
                     "a caption with a separator in it must be in quotes"
                 )
-            id = _id(path, row[places[0]], f"line {rows.line_num}")
+                continue
+            try:
+                id = _id(path, row[places[0]], f"line {rows.line_num}")
+            except MeshcapError as error:
+                wrong.append(str(error))
+                continue
             given = {name: row[header.index(name)] for name in more}
             called = [name for key in ("name", "names") for name in given.get(key, "").split(";") if name.strip()]
             names = {columns[0]: id} | _files(given)
             yield CaptionEntry(names, [row[places[1]]], column=given.get("split"), called=called)
-    except csv.Error as error:
+    except csv.Error as error:  # where a record ends is not known from here on
         raise MeshcapError(f"{path}: line {rows.line_num} is not CSV ({error})") from None
+    _refuse(path, wrong, broken)
 
 
 def _called(path: object, where: str, record: dict[str, Any]) -> list[str]:
@@ -341,7 +393,7 @@ def _json_lines(path: object, text: str) -> Iterator[tuple[int, object]]:
             yield number, json.loads(line)
         except (ValueError, RecursionError) as error:
             reason = why_not_json(error)
-            raise MeshcapError(f"{path}: line {number} is not JSON ({reason}), expected a record a line") from None
+            yield number, MeshcapError(f"{path}: line {number} is not JSON ({reason}), expected a record a line")
 
 
 def _id(path: object, value: object, where: str) -> str:

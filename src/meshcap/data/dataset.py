@@ -69,6 +69,8 @@ class LeftOut:
     empty_captions: int = 0
     without_captions: tuple[str, ...] = ()  # ids of pictures
     in_no_list: int = 0  # pictures that the files with the splits do not name
+    broken: tuple[str, ...] = ()  # records, and what is wrong with each
+    unreadable: tuple[str, ...] = ()  # pictures, and why
 
 
 @dataclass(frozen=True)

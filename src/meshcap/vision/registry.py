@@ -15,6 +15,7 @@ import torch
 from meshcap.errors import MeshcapError
 from meshcap.files import write_text
 from meshcap.folders import (
+    DEFAULT,
     VISION_CONFIG,
     VISION_FOLDER,
     WEIGHTS,
@@ -38,7 +39,8 @@ def create_vision(spec: str, *, size: int | None = None, geometry: str | None = 
 
     Args:
         spec: "efficientnet-lite0" to "-lite4" (trained on ImageNet), "small-cnn" (random), "patches" (no weights),
-            "score" (bars of music), or "hf:" and a name on the Hugging Face hub or a folder.
+            "score" (bars of music), "hf:" and a name on the Hugging Face hub or a folder, or a model folder
+            ("default": the packaged one), whose vision it is.
         size, geometry: how pictures are shown to it; each has its own where they are left out.
         settings: others that it has.
 
@@ -48,6 +50,13 @@ def create_vision(spec: str, *, size: int | None = None, geometry: str | None = 
     seen: dict[str, Any] = {
         name: value for name, value in (("size", size), ("geometry", geometry)) if value is not None
     }
+    if spec == DEFAULT or Path(spec).is_dir():
+        if given := ", ".join((*seen, *settings)):
+            raise MeshcapError(f"{spec} is a model, which sees pictures as it was trained to: leave out {given}")
+        found = load_vision(spec)
+        if found is None:
+            raise MeshcapError(f"{spec} is a model without vision: expected one that was trained on pictures")
+        return found
     if spec.startswith("hf:"):
         from meshcap.vision.hf import create_hf
 
@@ -66,6 +75,7 @@ def create_vision(spec: str, *, size: int | None = None, geometry: str | None = 
             SmallCNN.name,
             Score.name,
             "hf:NAME",
+            "a model folder",
         )
         raise MeshcapError(f"no vision is called {spec!r}: expected one of {', '.join(choices)}")
     _expect_settings(VISIONS[spec], spec, settings)
