@@ -1,4 +1,4 @@
-"""A tiny captioner with eyes, and its exports, made once for all tests that run them."""
+"""A tiny captioner with a vision, and its exports, made once for all tests that run them."""
 
 import logging
 import tempfile

@@ -172,7 +172,7 @@ def test_pictures_of_every_kind(seeing: Captioner, tmp_path: Path) -> None:
     assert seeing.caption(regions, **options)[0].words == expected.words
 
 
-def test_eyes_travel_with_the_folder(seeing: Captioner, tmp_path: Path) -> None:
+def test_a_vision_travels_with_the_folder(seeing: Captioner, tmp_path: Path) -> None:
     seeing.save_pretrained(tmp_path / "model")
     again = Captioner.from_pretrained(tmp_path / "model")
     image = draw_scene(7, 80).image
@@ -194,7 +194,7 @@ def test_pictures_that_cannot_be_captioned(seeing: Captioner, speaker: Captioner
         assert "\n" not in str(told.value)
 
 
-def test_eyes_and_model_must_fit(speaker: Captioner) -> None:
+def test_vision_and_model_must_fit(speaker: Captioner) -> None:
     with pytest.raises(MeshcapError, match="108 numbers a region and the model was made for 6"):
         Captioner(speaker.model, speaker.vocabulary, create_vision("patches", size=48))
 

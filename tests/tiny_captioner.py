@@ -1,4 +1,4 @@
-"""A tiny captioner with eyes and a vocabulary of its own, in a folder. It speaks nonsense, other for each picture."""
+"""A tiny captioner with vision and vocabulary, in a folder. It speaks nonsense, other for each picture."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A tiny captioner with eyes, and pictures that it says different things of."""
+"""A tiny captioner with a vision, and pictures that it says different things of."""
 
 from pathlib import Path
 

@@ -34,9 +34,9 @@ def picture(seed: int) -> Image.Image:
 
 def expected(path: Path, vision: str = "patches", **settings: object) -> torch.Tensor:
     """What the vision itself says of one picture, alone."""
-    eyes = create_vision(vision, **settings)
+    made = create_vision(vision, **settings)
     with torch.no_grad():
-        return eyes(eyes.preprocess.pixels(read_picture(path))[None]).features[0]
+        return made(made.preprocess.pixels(read_picture(path))[None]).features[0]
 
 
 @pytest.mark.parametrize("out", ["a.hdf5", "folder"])
@@ -114,7 +114,7 @@ def test_all_broken(tmp_path: Path) -> None:
         features(tmp_path / "photos", tmp_path / "a", vision="patches", device="cpu", skip_broken=True)
 
 
-def test_other_eyes_do_not_mix(photos: Path, tmp_path: Path) -> None:
+def test_other_visions_do_not_mix(photos: Path, tmp_path: Path) -> None:
     """Not even two of the same kind and other weights, which settings cannot tell apart."""
     for seed in (0, 1):
         torch.manual_seed(seed)

@@ -93,7 +93,7 @@ def test_what_is_no_photo(folder: Path, photo: str, tmp_path: Path, capsys: pyte
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_model_without_eyes(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_without_a_vision(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Captioner(tiny.shared("m2"), Vocabulary(WORDS)).save_pretrained(tmp_path)
     photo, out = str(folder / "photo.png"), str(tmp_path / "x.html")
     assert call(["explain", photo, "--model", str(tmp_path), "--out", out]) == 2

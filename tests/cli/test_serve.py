@@ -119,7 +119,7 @@ def test_a_port_that_is_taken(folder: Path, capsys: pytest.CaptureFixture[str]) 
     assert "choose others with --host and --port" in capsys.readouterr().err
 
 
-def test_a_model_without_eyes(ran: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_vision(ran: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Captioner(tiny.shared("m2"), Vocabulary(small.WORDS)).save_pretrained(tmp_path)
     assert call(words(tmp_path)) == 2
     assert "expected one with a vision" in capsys.readouterr().err and ran == []

@@ -373,7 +373,7 @@ def test_from_a_model_of_another_width(
     refused(capsys, tmp_path, words, "nowhere")
 
 
-def test_from_a_model_without_eyes(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_from_a_model_without_a_vision(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     features = features_of(data, tmp_path / "features.safetensors")
     blind = tmp_path / "blind"
     words = tiny_data.train_words(data, blind, "--features", features, xe=1, vision=None)
@@ -404,7 +404,7 @@ def test_from_a_model_with_another_tokenizer(data: Path, tmp_path: Path) -> None
     assert new[len(old) :]
 
 
-def test_eyes_that_learn(data: Path, tmp_path: Path) -> None:
+def test_a_vision_that_learns(data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     words = tiny_data.train_words(
         data, run, "--size", 32, xe=2, scst=2, vision="small-cnn", scst_lr_vision=1e-4, cache="none"
@@ -414,12 +414,12 @@ def test_eyes_that_learn(data: Path, tmp_path: Path) -> None:
     assert Captioner.from_pretrained(run).caption(Image.new("RGB", (40, 30))).text
 
 
-def test_eyes_without_weights_may_be_asked_to_learn(data: Path, tmp_path: Path) -> None:
+def test_a_vision_without_weights_may_be_asked_to_learn(data: Path, tmp_path: Path) -> None:
     words = tiny_data.train_words(data, tmp_path / "run", "--lr-vision", 1e-3, xe=2, scst=1)
     assert tiny_data.call(words) == 0
 
 
-def test_eyes_from_the_hub_that_learn(data: Path, tmp_path: Path) -> None:
+def test_a_vision_from_the_hub_that_learns(data: Path, tmp_path: Path) -> None:
     """They keep their weights in files of their own kind, which the second stage must be able to read."""
     pytest.importorskip("transformers")
     from vision import tiny_hf
@@ -480,7 +480,7 @@ def test_one_run_at_a_time(data: Path, run: Path, tmp_path: Path, capsys: pytest
     assert tiny_data.call(tiny_data.train_words(data, other, xe=1)) == 0  # what is left behind keeps nobody out
 
 
-def test_a_trained_model_keeps_its_kind_and_its_eyes(
+def test_a_trained_model_keeps_its_kind_and_its_vision(
     data: Path, tmp_path: Path, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second = tmp_path / "first", tmp_path / "second"

@@ -129,22 +129,22 @@ def test_few_pictures_get_enough_steps() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    eyes = create_vision("small-cnn", size=48)
-    model = tiny.build("m2", vocab_size=len(tiny_captioner.WORDS), d_input=eyes.width, max_length=25)
-    Captioner(model, Vocabulary(tiny_captioner.WORDS), eyes).save_pretrained(tmp_path / "model")
+    vision = create_vision("small-cnn", size=48)
+    model = tiny.build("m2", vocab_size=len(tiny_captioner.WORDS), d_input=vision.width, max_length=25)
+    Captioner(model, Vocabulary(tiny_captioner.WORDS), vision).save_pretrained(tmp_path / "model")
     return tmp_path / "model"
 
 
-def test_the_same_eyes_see_more_cells() -> None:
-    eyes = create_vision("small-cnn", size=48).eval()
-    larger = resized(eyes, 64)
+def test_the_same_vision_sees_more_cells() -> None:
+    vision = create_vision("small-cnn", size=48).eval()
+    larger = resized(vision, 64)
     picture = draw_scene(3, 64).image.convert("RGB")
     direct = create_vision("small-cnn", size=64).eval()
-    direct.load_state_dict(eyes.state_dict())
+    direct.load_state_dict(vision.state_dict())
     pixels = larger.preprocess.pixels(picture)[None]
     torch.testing.assert_close(larger.eval()(pixels).features, direct(pixels).features)
-    assert larger(pixels).features.shape[1] > eyes(eyes.preprocess.pixels(picture)[None]).features.shape[1]
-    assert eyes.preprocess.size == 48
+    assert larger(pixels).features.shape[1] > vision(vision.preprocess.pixels(picture)[None]).features.shape[1]
+    assert vision.preprocess.size == 48
 
 
 def test_through_a_smaller_square() -> None:

@@ -110,7 +110,7 @@ def test_killed_again_and_again(data: Path, straight: Path, tmp_path: Path) -> N
         pytest.param({"scst_lr_vision": 1e-3}, id="learning to the end", marks=pytest.mark.slow),
     ],
 )
-def test_eyes_that_learn(settings: dict, data: Path, tmp_path: Path) -> None:
+def test_a_vision_that_learns(settings: dict, data: Path, tmp_path: Path) -> None:
     """What the first stage taught them is in the folder of the best model, or in the checkpoints of the second."""
     small = {"vision": "small-cnn", "lr": 1e-2, **settings}
     more = ("--size", 32)

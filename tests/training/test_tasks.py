@@ -241,7 +241,7 @@ class Drawn:
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
-def test_eyes_learn_from_what_was_said(accumulate: int) -> None:
+def test_a_vision_learns_from_what_was_said(accumulate: int) -> None:
     """Their gradient comes through a detour, in one backward of their own: it is that of the plain loss."""
     parts, looking = seeing_parts()
     settings = settings_of(scst_lr_vision=1e-3, xe_weight=0.3, accumulate=accumulate)
@@ -273,7 +273,7 @@ def test_eyes_learn_from_what_was_said(accumulate: int) -> None:
 
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_hidden_regions_are_hidden_from_both_passes(accumulate: int) -> None:
-    """Words are drawn from some of the regions, judged by the same ones, and eyes learn through those alone."""
+    """Words are drawn from some of the regions, judged by the same ones, and the vision learns through those alone."""
     parts, looking = seeing_parts()
     settings = settings_of(scst_lr_vision=1e-3, scst_region_dropout=0.5, accumulate=accumulate)
     task = scst_task(parts, settings, shown=looking)

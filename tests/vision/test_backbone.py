@@ -136,7 +136,7 @@ def test_another_size_is_refused() -> None:
         Patches()(torch.zeros(1, 3, 60, 64, dtype=torch.uint8))
 
 
-# Eyes that learn from nothing.
+# Visions that learn from nothing.
 
 
 @pytest.fixture(scope="module")

@@ -272,7 +272,7 @@ def photos(vision: EfficientNetLite) -> Tensor:
     return torch.stack([vision.preprocess.pixels(read_picture(path)) for path in paths if path.is_file()])
 
 
-def random_eyes(**settings: object) -> EfficientNetLite:
+def random_vision(**settings: object) -> EfficientNetLite:
     """With statistics that are not the ones it starts with, so that forgetting them would show."""
     torch.manual_seed(1)
     vision = EfficientNetLite("lite0", preprocess={"size": 70}, **settings).eval()
@@ -301,7 +301,7 @@ def test_the_same_on_photographs() -> None:
 @torch.no_grad()
 def test_the_same_at_any_size(stride: int, height: int, width: int) -> None:
     """Weights are laid out for pictures of one size; others have other paddings."""
-    vision, folded = random_eyes(stride=stride), random_eyes(stride=stride)
+    vision, folded = random_vision(stride=stride), random_vision(stride=stride)
     folded.fold()
     assert not any(name.endswith("gain") for name, _ in folded.named_parameters())
     pixels = noise(3, 3, height, width)
@@ -310,7 +310,7 @@ def test_the_same_at_any_size(stride: int, height: int, width: int) -> None:
 
 @torch.no_grad()
 def test_folded_in_bfloat16() -> None:
-    vision, folded = random_eyes(stride=16), random_eyes(stride=16).to(torch.bfloat16)
+    vision, folded = random_vision(stride=16), random_vision(stride=16).to(torch.bfloat16)
     folded.fold()
     pixels = noise(3, 3, 70, 70)
     found, expected = folded(pixels).features, vision(pixels).features
@@ -319,12 +319,12 @@ def test_folded_in_bfloat16() -> None:
 
 
 def test_pixels_have_gradients() -> None:
-    vision, folded = random_eyes(stride=16), random_eyes(stride=16)
+    vision, folded = random_vision(stride=16), random_vision(stride=16)
     folded.fold()
     slopes = []
-    for eyes in (vision, folded):
+    for one in (vision, folded):
         pixels = noise(1, 3, 70, 70).float().requires_grad_()
-        eyes(pixels).features.square().sum().backward()
+        one(pixels).features.square().sum().backward()
         assert pixels.grad is not None
         slopes.append(pixels.grad)
     assert slopes[0].abs().max() > 0
@@ -333,7 +333,7 @@ def test_pixels_have_gradients() -> None:
 
 
 def test_folding_twice_is_folding_once() -> None:
-    vision = random_eyes(stride=16)
+    vision = random_vision(stride=16)
     vision.fold()
     before = [module for module in vision.modules() if isinstance(module, FoldedConvolution)]
     vision.fold()
@@ -341,18 +341,18 @@ def test_folding_twice_is_folding_once() -> None:
 
 
 def test_a_captioner_folds_and_its_folder_stays_whole(tmp_path: Path) -> None:
-    vision = random_eyes(stride=16)
+    vision = random_vision(stride=16)
     words = ["<unk>", "<pad>", "<bos>", "<eos>", *"abcdefgh"]
     model = tiny.build("m2", d_input=vision.width, vocab_size=len(words), suppressed_ids=(0, 1, 2))
     Captioner(model, Vocabulary(words), vision).save_pretrained(tmp_path)
     captioner = Captioner.from_pretrained(tmp_path).optimize()
-    eyes = captioner.vision
-    assert isinstance(eyes, EfficientNetLite)
-    assert isinstance(eyes.stem, FoldedConvolution)
-    assert eyes.stem.packed == can_pack(torch.zeros(1))
+    vision = captioner.vision
+    assert isinstance(vision, EfficientNetLite)
+    assert isinstance(vision.stem, FoldedConvolution)
+    assert vision.stem.packed == can_pack(torch.zeros(1))
     files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(MeshcapError, match="folded cannot be saved: read it with"):
-        save_vision(eyes, tmp_path)
+        save_vision(vision, tmp_path)
     with pytest.raises(MeshcapError, match="cannot be saved"):
         captioner.save_pretrained(tmp_path)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == files

@@ -1,4 +1,4 @@
-"""Eyes come back from a model folder as they were, or not at all."""
+"""A vision comes back from a model folder as it was, or not at all."""
 
 import json
 from pathlib import Path
@@ -89,11 +89,11 @@ def test_settings_rebuild_it(vision: Vision) -> None:
     assert {n: t.shape for n, t in again.state_dict().items()} == {n: t.shape for n, t in vision.state_dict().items()}
 
 
-def test_a_folder_without_eyes(tmp_path: Path) -> None:
+def test_a_folder_without_a_vision(tmp_path: Path) -> None:
     assert load_vision(tmp_path) is None
 
 
-def test_other_eyes_leave_nothing_of_the_old_ones(tmp_path: Path) -> None:
+def test_another_vision_leaves_nothing_of_the_old_one(tmp_path: Path) -> None:
     save_vision(create_vision("small-cnn", channels=(8,)), tmp_path)
     save_vision(create_vision("patches"), tmp_path)
     assert load_vision(tmp_path).name == "patches"
@@ -176,7 +176,7 @@ def test_from_the_hub(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
-def test_a_model_on_the_hub_without_eyes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_model_on_the_hub_without_a_vision(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     errors: list[Exception] = [RemoteEntryNotFoundError.__new__(RemoteEntryNotFoundError, "no such entry")]
 
     def fail(*_: Any, **__: Any) -> str:
@@ -218,7 +218,7 @@ class Own(Vision):
         return cls(**settings)
 
 
-def test_eyes_with_their_own_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_vision_with_its_own_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(VISIONS, "own", Own)
     save_vision(Own(7), tmp_path)
     assert load_vision(tmp_path).number == 7
@@ -250,10 +250,10 @@ def test_create_asks_hugging_face(monkeypatch: pytest.MonkeyPatch) -> None:
         return Own(1)
 
     monkeypatch.setattr("meshcap.vision.hf.create_hf", create_hf)
-    create_vision("hf:somebody/eyes", size=99, keep=5)
-    assert asked == [("somebody/eyes", 99, None, 5)]
-    with pytest.raises(MeshcapError, match="unknown setting 'stride' for hf:somebody/eyes: expected size, geometry"):
-        create_vision("hf:somebody/eyes", stride=16)
+    create_vision("hf:somebody/vision", size=99, keep=5)
+    assert asked == [("somebody/vision", 99, None, 5)]
+    with pytest.raises(MeshcapError, match="unknown setting 'stride' for hf:somebody/vision: expected size, geometry"):
+        create_vision("hf:somebody/vision", stride=16)
 
 
 @pytest.mark.parametrize(

@@ -118,29 +118,29 @@ class Facts:
             what = "has no" if folder.is_dir() else "is no folder with a"
             raise MeshcapError(f"{folder} {what} {FACTS}: expected a folder that `meshcap export` wrote")
         try:
-            told = json.loads(path.read_text(encoding="utf-8"))
+            given = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             raise MeshcapError(f"{path} is not readable JSON ({first_line(error)}): export the model again") from error
-        return cls.from_dict(told, str(path))
+        return cls.from_dict(given, str(path))
 
     @classmethod
-    def from_dict(cls, told: Any, owner: str) -> Facts:
+    def from_dict(cls, given: Any, owner: str) -> Facts:
         names = {field.name for field in fields(cls)}
-        if not isinstance(told, dict) or told.get("version") != VERSION:
-            version = told.get("version") if isinstance(told, dict) else None
+        if not isinstance(given, dict) or given.get("version") != VERSION:
+            version = given.get("version") if isinstance(given, dict) else None
             raise MeshcapError(f"{owner} has version {version!r}, this meshcap reads {VERSION}: export the model again")
-        missing = sorted(names - told.keys())
+        missing = sorted(names - given.keys())
         if missing:
             raise MeshcapError(f"{owner} does not say {', '.join(missing)}: export the model again")
         numbers = [name for name in names if name not in ("model", "geometry", "state")]
         for name in numbers:
-            if type(told[name]) is not int:
-                raise MeshcapError(f"{owner} has {name} {told[name]!r}, expected a whole number")
+            if type(given[name]) is not int:
+                raise MeshcapError(f"{owner} has {name} {given[name]!r}, expected a whole number")
         try:
-            state = tuple(Part(**part) for part in told["state"])
+            state = tuple(Part(**part) for part in given["state"])
         except TypeError as error:
             raise MeshcapError(f"{owner} has a state that cannot be read ({error}): export the model again") from error
-        return cls(**{**{name: told[name] for name in names & told.keys()}, "state": state})
+        return cls(**{**{name: given[name] for name in names & given.keys()}, "state": state})
 
 
 State = dict[str, Array]

@@ -54,11 +54,11 @@ class Ensemble:
     def __call__(self, regions: Regions, ids: Tensor, *, attention: bool = False):  # type: ignore[no-untyped-def]
         if not attention:
             return mean([member(regions, ids) for member in self.members])
-        told = [member(regions, ids, attention=True) for member in self.members]
-        looks = [seen["words"] for _, seen in told]
+        found = [member(regions, ids, attention=True) for member in self.members]
+        looks = [seen["words"] for _, seen in found]
         most = max(look.shape[-1] for look in looks)  # a member may have filled the pictures up with regions of its own
         words = torch.stack([F.pad(look, (0, most - look.shape[-1])) for look in looks]).mean(0)
-        return mean([log_probs for log_probs, _ in told]), {"words": words}
+        return mean([log_probs for log_probs, _ in found]), {"words": words}
 
 
 def join(states: list[State]) -> State:

@@ -1,1 +1,1 @@
-"""Losses and, later, the trainer: what joins a model with what it should say."""
+"""Training: cross-entropy and self-critical tasks, the trainer, checkpoints, many processes."""
