@@ -18,14 +18,14 @@ from meshcap.models.layers import TiedOutput
 Linear = nn.Linear | TiedOutput
 
 
-class Packed(nn.Module):
+class InferenceOnly(nn.Module):
     """It can neither be trained nor saved."""
 
     def _save_to_state_dict(self, *_: object) -> None:
         raise MeshcapError("weights laid out for the CPU cannot be saved: read the model with meshcap.load_model")
 
 
-class PackedLinear(Packed):
+class PackedLinear(InferenceOnly):
     """`nn.Linear` for inference, its weight in oneDNN's layout."""
 
     def __init__(self, linear: Linear):
@@ -37,7 +37,7 @@ class PackedLinear(Packed):
         return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
 
 
-class Int8Linear(Packed):
+class Int8Linear(InferenceOnly):
     """`nn.Linear` for inference with weights of 8 bits, one scale for each output; inputs are rounded as they come.
 
     A quarter of the bytes to read, and reading weights is most of what decoding on a CPU does.

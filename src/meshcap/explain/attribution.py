@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from meshcap.backends.packed import Packed
+from meshcap.backends.packed import InferenceOnly
 from meshcap.errors import MeshcapError
 from meshcap.models import CaptionModel
 from meshcap.regions import Regions
@@ -138,7 +138,7 @@ def differentiable(model: CaptionModel) -> CaptionModel:
     Raises:
         MeshcapError: the weights were rearranged for inference (`Captioner.optimize`) and have no gradients.
     """
-    if any(isinstance(module, Packed) for module in model.modules()):
+    if any(isinstance(module, InferenceOnly) for module in model.modules()):
         raise MeshcapError("an optimized model has no gradients: load it again, or leave attribution out")
     return model if model.dtype == torch.float32 else copy.deepcopy(model).float()
 

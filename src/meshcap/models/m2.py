@@ -43,7 +43,7 @@ Trace = dict[str, list[Tensor]]
 Recall = Callable[[Tensor, Tensor], Tensor]
 
 
-class Memory(Protocol):
+class DecoderMemory(Protocol):
     """What a decoder may listen to beside the picture: `meshcap.models.memory_level`."""
 
     def layer(self, index: int) -> Recall:
@@ -283,7 +283,7 @@ class Decoder(nn.Module):
         visible: Tensor | None,
         ids: Tensor,
         trace: Trace | None = None,
-        memory: Memory | None = None,
+        memory: DecoderMemory | None = None,
     ) -> Tensor:
         """Teacher-forced: ids (B, S, T) -> log-probabilities (B, S, T, V) of the word after each.
 
@@ -302,7 +302,7 @@ class Decoder(nn.Module):
         log_probs = self.output(y, self.output.aligned() if y.is_cuda else None)
         return (log_probs if memory is None else memory.say(y, log_probs)).unflatten(1, (captions, length))
 
-    def step(self, ids: Tensor, state: State, memory: Memory | None = None) -> Tensor:
+    def step(self, ids: Tensor, state: State, memory: DecoderMemory | None = None) -> Tensor:
         """One word further: ids (B, W) -> log-probabilities (B, W, V); `state` advances in place."""
         y = self.words(ids) + self.positions.index_select(0, state["step"] + 1)  # (B, W, D)
         cache = HistoryCache.open(state, y.dtype)

@@ -252,7 +252,7 @@ class MemoryLevel(nn.Module):
 
 
 class Listening:
-    """A level with the state of one search: what a decoder calls while it speaks (`meshcap.models.m2.Memory`).
+    """A level with the state of one search: what a decoder calls while it speaks (`meshcap.models.m2.DecoderMemory`).
 
     Args:
         words: E, how many words for the moment there are.
