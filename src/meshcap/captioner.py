@@ -203,8 +203,7 @@ class Captioner:
     def __repr__(self) -> str:
         parts = [self.backend.name, f"{len(self.vocabulary):,} words"]
         if self.backend.name == "torch":
-            weights = sum(one.numel() for one in self.model.parameters())
-            parts[0] = f"{self.model.name}, {weights / 1e6:.1f} M weights"
+            parts[0] = f"{self.model.name}, {self.backend.weights / 1e6:.1f} M weights"
             parts.append("no vision" if self.vision is None else self.vision.name)
         parts += [str(self.device), str(self.dtype).removeprefix("torch.")]
         return f"Captioner({', '.join(parts)})"

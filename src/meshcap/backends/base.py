@@ -22,6 +22,7 @@ class Backend(ABC):
 
     name: ClassVar[str]
     settings: Settings  # of the model: the size of its vocabulary, its longest caption, its special words
+    weights: int = 0  # numbers that were learned, the vision's among them; 0: an exported graph does not say
     preprocess: Preprocess | None  # how a picture becomes the pixels that `see` reads; None: it reads Regions only
 
     @property

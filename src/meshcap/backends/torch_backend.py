@@ -63,6 +63,8 @@ class TorchBackend(Backend):
         self.model = model.eval()
         self.vision = None if vision is None else vision.eval()
         self.settings: ModelConfig = model.config
+        parts = (model, vision)
+        self.weights = sum(one.numel() for part in parts if part is not None for one in part.parameters())
         self.preprocess: Preprocess | None = None if vision is None else vision.preprocess
         self.int8, self.prepare, self.optimized = int8, prepare, False
         self.graphs = Graphs()

@@ -327,7 +327,7 @@ def add_routes(app: FastAPI, service: Service) -> None:
         info = {
             "general.architecture": about["details"].family,
             "general.basename": service.name,
-            "general.parameter_count": _parameters(service),
+            "general.parameter_count": service.captioner.backend.weights,
             f"{about['details'].family}.context_length": service.captioner.backend.settings.max_length,
         }
         return _json(ShowResponse(details=about["details"], model_info=info, modified_at=about["modified_at"]))
@@ -534,7 +534,7 @@ async def _each(parts: Iterable[str]) -> AsyncIterator[str]:
 def _described(service: Service, name: str, started: datetime) -> dict[str, Any]:
     captioner = service.captioner
     family = captioner.model.name if captioner.backend.name == "torch" else captioner.backend.name
-    count = _parameters(service)
+    count = captioner.backend.weights
     size = f"{count / 1e6:.0f}M" if count >= 1e6 else f"{count / 1e3:.0f}K"
     details = ModelDetails(
         family=family, families=[family], parameter_size=size,
@@ -543,14 +543,6 @@ def _described(service: Service, name: str, started: datetime) -> dict[str, Any]
     digest = hashlib.sha256(f"{name} {meshcap.__version__} {count}".encode()).hexdigest()
     return {"name": name, "model": name, "modified_at": _time(started), "size": 4 * count, "digest": digest,
             "details": details}  # fmt: skip
-
-
-def _parameters(service: Service) -> int:
-    """Of the model and its vision; 0 where a backend does not say."""
-    if service.captioner.backend.name != "torch":
-        return 0
-    parts = (service.captioner.model, getattr(service.captioner, "vision", None))
-    return sum(weight.numel() for part in parts if part is not None for weight in part.parameters())
 
 
 def _time(moment: datetime) -> str:
