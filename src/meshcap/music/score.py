@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
+import tempfile
 from bisect import bisect_right
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -27,6 +30,9 @@ Format = Literal["midi", "abc"]
 SUFFIXES = (".mid", ".midi", ".abc")
 MOST_BYTES = 4 * 2**20  # the largest file of 10,000 pianists' recordings has a tenth of that
 MOST_NOTES, MOST_BARS = 100_000, 500
+MOST_TRACKS, MOST_CHANGES = 1000, 20_000  # tracks; tempos, metres, keys or markers
+LONGEST_LINE = 1000  # letters of a line of ABC: its reader has fixed places for them
+ABC_SECONDS, ABC_MEMORY = 5, 512 * 2**20
 QUARTER = 480  # ticks that a score is written with
 MELODY, BASS, OTHER = 0, 1, 2  # roles of a note
 _MELODY = re.compile(r"melod|vocal|voice|lead|sopran|sing|flute|violin\b|descant", re.IGNORECASE)
@@ -188,7 +194,7 @@ def read_score(source: Source) -> Score:
         if content.startswith(b"MThd"):
             found = library.Score.from_midi(content)
         elif content.lstrip(b"\xef\xbb\xbf \r\n").startswith(b"X:"):
-            found = library.Score.from_abc(content.decode("utf-8-sig", "replace"))
+            found = library.Score.from_midi(_midi_of_abc(name, content))
         else:
             raise MeshcapError(f"{name} is no score: expected MIDI (MThd …) or ABC (X:1 …)")
         return _score(name, found)
@@ -225,17 +231,50 @@ def _library() -> Any:
     return symusic
 
 
+def _midi_of_abc(name: str, content: bytes) -> bytes:
+    """The MIDI file that abc2midi makes, the program that comes with symusic.
+
+    It can be brought to read other files, to run and to grow for ever, and to crash: it gets no directives but those of
+    MIDI, no long lines, and limits of time and memory. What it prints is dropped.
+    """
+    lines = content.decode("utf-8-sig", "replace").replace("\0", "").splitlines()
+    if any(len(line) > LONGEST_LINE for line in lines):
+        raise MeshcapError(f"{name} has a line of more than {LONGEST_LINE:,} letters: break it")
+    kept = [line for line in lines if not re.match(r"\s*(%%(?!MIDI\b)|I:(?!MIDI\b))|.*abc-include", line)]
+    limits = f"""if True:
+        import os, resource, sys
+        for one, most in (("CPU", {ABC_SECONDS}), ("AS", {ABC_MEMORY}), ("FSIZE", {4 * MOST_BYTES}), ("CORE", 0)):
+            resource.setrlimit(getattr(resource, "RLIMIT_" + one), (most, most))
+        os.execv(sys.argv[1], sys.argv[1:])"""
+    with tempfile.TemporaryDirectory(prefix="meshcap-abc-") as folder:
+        (Path(folder) / "in.abc").write_text("\n".join(kept) + "\n", encoding="utf-8")
+        words = [os.environ["SYMUSIC_ABC2MIDI"], "in.abc", "-o", "out.mid", "-silent"]  # symusic sets this variable
+        if sys.platform != "win32":  # which has no such limits but that of time
+            words = [sys.executable, "-ISc", limits, *words]
+        try:
+            subprocess.run(
+                words, cwd=folder, timeout=2 * ABC_SECONDS - 1, check=True,
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+            return read_regular(Path(folder) / "out.mid")
+        except (subprocess.SubprocessError, OSError):
+            raise MeshcapError(f"{name} is a damaged score (abc2midi cannot read it)") from None
+
+
 def _score(name: str, found: Any) -> Score:
-    count = int(found.note_num())
-    if count > MOST_NOTES:
-        raise MeshcapError(f"{name} has {count:,} notes, expected at most {MOST_NOTES:,}")
+    counts = {"notes": (int(found.note_num()), MOST_NOTES), "tracks": (len(found.tracks), MOST_TRACKS)}
+    for kind in ("tempos", "time_signatures", "key_signatures", "markers"):
+        counts[kind.replace("_", " ")] = len(getattr(found, kind)), MOST_CHANGES
+    for kind, (count, most) in counts.items():
+        if count > most:
+            raise MeshcapError(f"{name} has {count:,} {kind}, expected at most {most:,}")
     quarter = float(found.ticks_per_quarter)
     if not 1 <= quarter <= 32767:
         raise MeshcapError(f"{name} counts {quarter:g} ticks a quarter note, expected 1 to 32,767")
     parts = [_part(track, quarter) for track in found.tracks]
     sounding = [part for part in parts if not part.drums and len(part)]
     if not sounding:
-        raise MeshcapError(f"{name} has no notes{' but drums' if count else ''}, expected a piece of music")
+        raise MeshcapError(f"{name} has no notes{' but drums' if counts['notes'][0] else ''}, expected a piece of music")
     last = max(float((part.onset + part.duration).max()) for part in parts if len(part))
     bars, metres = _bars(name, found.time_signatures, quarter, last)
     first = min(float(part.onset.min()) for part in parts if len(part))
@@ -261,7 +300,7 @@ def _part(track: Any, quarter: float) -> Part:
     there = order[(onset[order] >= 0) & (velocity[order] > 0)]
     duration = np.maximum(duration, 0.01)
     arrays = onset[there], duration[there], pitch[there], velocity[there]
-    return Part(str(track.name), *arrays, int(track.program), bool(track.is_drum))
+    return Part(str(track.name)[:200], *arrays, int(track.program), bool(track.is_drum))
 
 
 def _bars(name: str, signatures: Any, quarter: float, last: float) -> tuple[list[float], list[tuple[int, int]]]:
