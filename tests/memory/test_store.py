@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import threading
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -392,3 +396,78 @@ def test_other_processes_open_it_themselves(tmp_path: Path) -> None:
 
     again = pickle.loads(pickle.dumps(filled(tmp_path / "m", 3)))
     assert len(again) == 3
+
+
+# Stores that somebody made to do harm.
+
+
+def frame(payload: bytes, *, id: int = 99, row: int = 20, length: int | None = None) -> bytes:
+    """A frame whose checksum is right, whatever it says."""
+    rest = struct.pack("<QQI", id, row, 0)
+    checksum = zlib.crc32(payload, zlib.crc32(rest))
+    return store.FRAME.pack(store.MARK, len(payload) if length is None else length, checksum, id, row, 0) + payload
+
+
+SAID = b'{"captions": ["a"], "names": [], "source": null, "time": 1}'
+
+
+@pytest.mark.parametrize(
+    "added",
+    [
+        frame(SAID, row=2**63), frame(SAID, row=10**9), frame(SAID, id=2**64 - 1),
+        *(frame(text, row=5) for text in (b"[]", b"null", b"{", b"[" * 9**5, b"9" * 5000, b"\xff", b'{"captions": 3}')),
+        frame(SAID.replace(b'["a"]', b"[1]"), row=5), frame(SAID.replace(b'"time": 1', b'"time": "x"'), row=5),
+        store.FRAME.pack(store.MARK, 0, 1, 1, 1, 1) * 1000,
+    ],
+    ids=lambda one: str(zlib.crc32(one)),
+)  # fmt: skip
+def test_frames_that_lie_are_lost_and_others_are_kept(tmp_path: Path, added: bytes) -> None:
+    filled(tmp_path / "m")
+    with open(file_of(tmp_path / "m", "entries"), "ab") as file:
+        file.write(added)
+    kept = FolderStore(tmp_path / "m")
+    kept.check()
+    assert len(kept) >= 19 and all(found[0].id in range(1, 21) for found in kept.nearest(vectors(3, seed=2), 2))
+    (id,) = kept.add(vectors(1, seed=9), [Entry(("new",))])
+    assert kept.nearest(vectors(1, seed=9), 1)[0][0].id == id <= 100
+    assert kept.forget([id]) == 1 and len(FolderStore(tmp_path / "m")) >= 19
+
+
+def test_a_log_of_marks_and_long_frames_does_not_keep_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(tmp_path / "m")
+    monkeypatch.setattr(store, "MOST_HOLES", 1000)
+    file_of(tmp_path / "m", "entries").write_bytes(store.MARK * 10_000)
+    with pytest.raises(MeshcapError, match="damaged in too many places"):
+        FolderStore(tmp_path / "m")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("width", 10**18), ("width", 0), ("vision", 5), ("engine", ["exact"]), ("generation", -1), ("generation", "../x"),
+     ("next_id", None), ("next_id", 2**70)],
+)  # fmt: skip
+def test_settings_that_lie(tmp_path: Path, name: str, value: object) -> None:
+    filled(tmp_path / "m")
+    path = tmp_path / "m" / "store.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+    with pytest.raises(MeshcapError, match=name):
+        FolderStore(tmp_path / "m").add(vectors(1), entries(1))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="links and pipes of POSIX")
+@pytest.mark.parametrize("name", ["end-1", "lock", "entries-1.log", "vectors-1.i8"])
+def test_links_and_pipes_in_a_store(tmp_path: Path, name: str) -> None:
+    victim, new = tmp_path / "victim", tmp_path / "new"
+    for target in (victim, new, None):
+        victim.write_bytes(b"precious")
+        folder = tmp_path / f"m{target and target.name}"
+        filled(folder)
+        place = folder / name
+        place.unlink()
+        if target is None:
+            os.mkfifo(place)  # nobody ever writes to it
+        else:
+            place.symlink_to(target)
+        with contextlib.suppress(MeshcapError):
+            FolderStore(folder).add(vectors(1), entries(1))
+        assert victim.read_bytes() == b"precious" and not new.exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 from dataclasses import replace
 from pathlib import Path
 
@@ -138,6 +139,35 @@ def test_damaged_files_are_refused_or_read() -> None:
 def test_abc_is_read() -> None:
     read = read_score(b"X:1\nT:Three\nM:3/4\nL:1/4\nQ:1/4=100\nK:G\nG B d|g2 d|B A G|\n")
     assert read.metres[0] == (3, 4) and read.key == Key(7, "major") and len(read) == 3
+
+
+def test_abc_is_converted_with_limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(score_module, "ABC_SECONDS", 1)
+    head = b"X:1\nT:a\nM:4/4\nL:1/8\nK:C\n"
+    with pytest.raises(MeshcapError, match="damaged score"):  # bars of rest until memory or time is over
+        read_score(head + b"Z999999999 C|\n")
+    with pytest.raises(MeshcapError, match="line of more than 1,000 letters"):  # the reader of ABC crashed at it
+        read_score(head + b"c" + b"'" * 100_000 + b"|\n")
+    other = tmp_path / "other.abc"
+    other.write_bytes(head + b"GABc|\n" * 3)
+    included = read_score(head + f"%%abc-include {other}\nCDEF|\n".encode())
+    assert len(included) == 1 and set(included.notes["pitch"]) == {60, 62, 64, 65}
+
+
+def test_events_are_counted() -> None:
+    note, metre = b"\0\x90\x3c\x40\x83\x60\x80\x3c\0", b"\1\xff\x58\4\1\6\x18\x08"
+    marker, end = b"\1\xff\x06\1C", b"\0\xff\x2f\0"
+
+    def midi(*tracks: bytes) -> bytes:
+        head = b"MThd" + struct.pack(">IHHH", 6, 1, len(tracks), 480)
+        return head + b"".join(b"MTrk" + struct.pack(">I", len(one)) + one for one in tracks)
+
+    assert len(read_score(midi(note + end))) == 1
+    for content, kind in ((midi(metre * 20_001 + note + end), "time signatures"),
+                          (midi(marker * 20_001 + note + end), "markers"),
+                          (midi(*[note + end] * 1001), "tracks")):  # fmt: skip
+        with pytest.raises(MeshcapError, match=f"{kind}, expected at most"):
+            read_score(content)
 
 
 def test_kinds_of_sources(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from meshcap.errors import MeshcapError
-from meshcap.files import read_json, remove_unfinished, write_file, write_text
+from meshcap.files import open_regular, read_json, remove_unfinished, write_file, write_text
 from meshcap.memory.search import Index, Query, UsearchIndex, nearest_rows, need_usearch, norms_of, quantize
 
 VERSION = 1
@@ -44,6 +44,9 @@ SETTINGS = "store.json"
 MARK = b"\xf1mem"  # no UTF-8 text has this first byte
 FRAME = struct.Struct("<4sIIQQI")  # mark, length of the JSON, checksum of all that follows, id, row, vector's checksum
 MOST_BYTES = 1 << 20  # of one entry
+MOST_NUMBER, MOST_WIDTH = 1 << 48, 1 << 16  # of an id, a generation, a row; numbers of a vector
+MOST_LOST = 10_000  # rows beyond those that files have room for
+MOST_HOLES = 100_000  # marks in a log that are no frames: with more it is no log that was damaged by accident
 MOST_CAPTIONS, LONGEST = 100, 2000  # captions of an entry, and letters of one
 END = struct.Struct("<QQQ")  # bytes of the log, rows, largest id
 PATIENCE = 30.0  # seconds that a writer waits for another
@@ -242,13 +245,19 @@ class Settings(NamedTuple):
         version = found.get("version") if isinstance(found, dict) else None
         if version != VERSION:
             raise MeshcapError(f"{path} is of version {version!r}, this meshcap reads version {VERSION}: update it")
-        try:
-            settings = cls(**{name: found[name] for name in cls._fields})
-        except KeyError as error:
-            raise MeshcapError(f"{path} lacks {error.args[0]!r}: it is damaged") from None
-        if not (type(settings.width) is int and settings.width > 0 and type(settings.generation) is int):
-            raise MeshcapError(f"{path} has the width {settings.width!r}: it is damaged")
-        return settings
+        right = {
+            "vision": lambda one: isinstance(one, str),
+            "width": lambda one: type(one) is int and 0 < one <= MOST_WIDTH,
+            "engine": lambda one: isinstance(one, str) and one in ENGINES,
+            "generation": lambda one: type(one) is int and 0 <= one < MOST_NUMBER,
+            "next_id": lambda one: type(one) is int and 0 <= one < MOST_NUMBER,
+        }
+        for name, fits in right.items():
+            if name not in found:
+                raise MeshcapError(f"{path} lacks {name!r}: it is damaged")
+            if not fits(found[name]):
+                raise MeshcapError(f"{path} has the {name} {str(found[name])[:40]!r}: it is damaged")
+        return cls(**{name: found[name] for name in cls._fields})
 
 
 def is_store(place: str | Path) -> bool:
@@ -301,8 +310,8 @@ class _Snapshot(NamedTuple):
     end: int  # of its last whole frame
     log: mmap.mmap | None
     offsets: np.ndarray  # (rows,) of frames; -1: damaged
-    vectors: np.ndarray  # (rows, D) int8, mapped
-    norms: np.ndarray  # (rows,); infinite: damaged
+    vectors: np.ndarray  # (rows, D) int8, mapped; fewer rows where the file was cut
+    norms: np.ndarray  # of the vectors; infinite: damaged
     last_id: int
     skipped: int  # bytes between whole frames
     written: tuple[int, int, int]  # what the file end-G says
@@ -395,7 +404,9 @@ class FolderStore(Store):
     def entries(self) -> Iterator[Entry]:
         now = self._refresh()
         for row in np.flatnonzero(now.offsets >= 0).tolist():
-            yield self._read(now, row)[0]
+            entry = self._read(now, row)[0]
+            if entry is not None:
+                yield entry
 
     def check(self) -> list[str]:
         """Read everything; returns what is lost, a line each."""
@@ -461,14 +472,20 @@ class FolderStore(Store):
         if size <= now.end:
             return now
         try:
-            with open(path, "rb") as file:
+            with open_regular(path) as file:
                 log = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
         except FileNotFoundError:
             raise
         except (OSError, ValueError) as error:
             raise MeshcapError(f"{path} cannot be read: {error}") from error
         now = now._replace(log=log)
-        found = _frames(log, now.end)
+        vectors_path = self._path("vectors", generation)
+        there = _size(vectors_path) // width
+        try:
+            # A hole in a file takes no room: rows that are only promised are not believed.
+            found = _frames(log, now.end, MOST_LOST + max(size // FRAME.size, _taken(vectors_path) // width))
+        except MeshcapError as error:
+            raise MeshcapError(f"{path} {error}") from None
         if not found:
             return now
         numbers = np.array([one[:3] for one in found], np.int64)
@@ -476,35 +493,36 @@ class FolderStore(Store):
         offsets = np.full(rows, -1, np.int64)
         offsets[: now.rows] = now.offsets
         offsets[numbers[:, 1]] = numbers[:, 0]
-        vectors_path = self._path("vectors", generation)
-        there = min(rows, _size(vectors_path) // width)
+        there = min(rows, there)
         offsets[there:] = -1  # the file of vectors was cut
-        vectors: np.ndarray = np.zeros((rows, width), np.int8)
+        vectors: np.ndarray = np.empty((0, width), np.int8)
         if there:
             # "c": torch wants memory that it could write to; nothing is written
-            mapped = np.memmap(vectors_path, np.int8, "c", shape=(there, width))
-            vectors = mapped if there == rows else np.concatenate((mapped, vectors[there:]))
-        norms = np.concatenate((now.norms, norms_of(vectors[now.rows :])))
-        norms[offsets < 0] = np.inf
-        offsets[np.isinf(norms)] = -1  # no vector is all zeros: a hole in the file
+            try:
+                vectors = np.memmap(vectors_path, np.int8, "c", shape=(there, width))
+            except (OSError, ValueError) as error:
+                raise MeshcapError(f"{vectors_path} cannot be read: {error}") from error
+        known = now.norms[:there]
+        norms = np.concatenate((known, norms_of(vectors[len(known) :])))
+        norms[offsets[:there] < 0] = np.inf
+        offsets[:there][np.isinf(norms)] = -1  # no vector is all zeros: a hole in the file
         end, skipped = found[-1][3], now.skipped + found[-1][4]
         last_id = max(now.last_id, int(numbers[:, 2].max()))
         return now._replace(end=end, offsets=offsets, vectors=vectors, norms=norms, last_id=last_id, skipped=skipped)
 
-    def _read(self, now: _Snapshot, row: int) -> tuple[Entry, int]:
-        """An entry, and the checksum of its vector."""
+    def _read(self, now: _Snapshot, row: int) -> tuple[Entry | None, int]:
+        """An entry, None where it says nothing that `add` would have written, and the checksum of its vector."""
         assert now.log is not None
         offset = int(now.offsets[row])
         _, length, _, id, _, checksum = FRAME.unpack_from(now.log, offset)
-        said = json.loads(now.log[offset + FRAME.size : offset + FRAME.size + length])
-        return Entry(tuple(said["captions"]), tuple(said["names"]), said["source"], said["time"], id), checksum
+        return _said(now.log[offset + FRAME.size : offset + FRAME.size + length], id), checksum
 
     def _entry(self, now: _Snapshot, row: int) -> Entry | None:
         """An entry whose vector is whole; one that is not is lost from now on."""
         if now.offsets[row] < 0:
             return None
         entry, checksum = self._read(now, row)
-        if zlib.crc32(now.vectors[row].tobytes()) == checksum:
+        if entry is not None and zlib.crc32(now.vectors[row].tobytes()) == checksum:
             return entry
         now.offsets[row], now.norms[row] = -1, np.inf
         return None
@@ -541,9 +559,9 @@ class FolderStore(Store):
             kept, gone = [], 0
             for row in np.flatnonzero(now.offsets >= 0).tolist():
                 entry, checksum = self._read(now, row)
-                if entry.id in unwanted:
+                if entry is not None and entry.id in unwanted:
                     gone += 1
-                elif zlib.crc32(now.vectors[row].tobytes()) == checksum:
+                elif entry is not None and zlib.crc32(now.vectors[row].tobytes()) == checksum:
                     kept.append(row)
             if gone:
                 self._rewrite(now, kept)
@@ -562,6 +580,7 @@ class FolderStore(Store):
             with open(part, "wb") as file:
                 for place, row in enumerate(kept):
                     entry, checksum = self._read(now, row)
+                    assert entry is not None
                     file.write(_frame(entry, place, checksum))
 
         try:
@@ -614,26 +633,51 @@ def _frame(entry: Entry, row: int, checksum: int) -> bytes:
     return FRAME.pack(MARK, len(payload), zlib.crc32(payload, zlib.crc32(rest)), entry.id, row, checksum) + payload
 
 
-def _frames(log: mmap.mmap, start: int) -> list[tuple[int, int, int, int, int]]:
-    """Whole frames from an offset on: each one's offset, row, id, its end, and the bytes skipped before its end."""
+def _said(content: bytes, id: int) -> Entry | None:
+    """The entry that the JSON of a frame says; None: a checksum that fits, and something else in it."""
+    try:
+        said = json.loads(content)
+        captions, names, source, moment = said["captions"], said["names"], said["source"], said["time"]
+        if not (isinstance(captions, list) and isinstance(names, list) and isinstance(source, str | None)):
+            return None
+        return Entry(tuple(captions), tuple(names), source, None if moment is None else float(moment), id).checked()
+    except (MeshcapError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+
+
+def _frames(log: mmap.mmap, start: int, rows: int) -> list[tuple[int, int, int, int, int]]:
+    """Whole frames from an offset on: each one's offset, row, id, its end, and the bytes skipped before its end.
+
+    Raises:
+        MeshcapError: so much of the log is no frame that looking for the next one would take for ever.
+    """
     found = []
-    size, at, skipped = len(log), start, 0
+    size, at, skipped, holes, vain = len(log), start, 0, 0, 0
     while True:
         end = 0
         if at + FRAME.size <= size:
             mark, length, checksum, id, row, _ = FRAME.unpack_from(log, at)
             body = at + FRAME.size + length
-            if mark == MARK and length <= MOST_BYTES and body <= size and zlib.crc32(log[at + 12 : body]) == checksum:
-                end = body
+            if mark == MARK and length <= MOST_BYTES and body <= size and row < rows and id < MOST_NUMBER:
+                vain += body - at
+                if zlib.crc32(log[at + 12 : body]) == checksum:
+                    end, vain = body, vain - (body - at)
         if end:
             found.append((at, row, id, end, skipped))
             at = end
             continue
+        holes += 1
+        if holes > MOST_HOLES or vain > size + 256 * MOST_BYTES:
+            raise MeshcapError("is damaged in too many places: what is lost cannot be told from what is whole")
         following = log.find(MARK, at + 1)
         if following < 0:
             return found
         skipped += following - at
         at = following
+
+
+# Never through a link that somebody put there, nor waiting for the other end of a pipe.
+_PLAIN = getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
 def _append(path: Path, at: int, content: bytes) -> None:
@@ -642,9 +686,8 @@ def _append(path: Path, at: int, content: bytes) -> None:
     Raises:
         MeshcapError: the system refuses (no room, no right).
     """
-    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
     try:
-        file = os.open(path, flags, 0o666)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | _PLAIN, 0o666)
         try:
             if os.fstat(file).st_size > at:  # what a killed writer left
                 os.ftruncate(file, at)
@@ -665,7 +708,7 @@ def _append(path: Path, at: int, content: bytes) -> None:
 
 def _write_end(path: Path, end: int, rows: int, last_id: int) -> None:
     with contextlib.suppress(OSError):
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | _PLAIN, 0o666)
         try:
             numbers = END.pack(end, rows, last_id)
             os.write(file, numbers + struct.pack("<I", zlib.crc32(numbers)))
@@ -675,14 +718,15 @@ def _write_end(path: Path, end: int, rows: int, last_id: int) -> None:
 
 def _read_end(path: Path) -> tuple[int, int, int]:
     try:
-        content = path.read_bytes()
-    except OSError:
+        with open_regular(path) as file:
+            content = file.read(END.size + 4)
+    except (OSError, MeshcapError):
         return 0, 0, 0
     numbers, checksum = content[: END.size], content[END.size :]
     if len(numbers) < END.size or struct.pack("<I", zlib.crc32(numbers)) != checksum:
         return 0, 0, 0
     end, rows, last_id = END.unpack(numbers)
-    return end, rows, last_id
+    return (end, rows, last_id) if max(end, rows, last_id) < MOST_NUMBER else (0, 0, 0)
 
 
 def _identity(path: Path) -> tuple[int, int, int] | None:
@@ -691,6 +735,15 @@ def _identity(path: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _taken(path: Path) -> int:
+    """Bytes that a file has on the disk; where a system does not say, its size."""
+    try:
+        found = path.stat()
+    except OSError:
+        return 0
+    return 512 * found.st_blocks if hasattr(found, "st_blocks") else found.st_size
 
 
 def _size(path: Path) -> int:
@@ -718,7 +771,7 @@ def _writing(folder: Path) -> Iterator[None]:
         MeshcapError: another process holds it for longer than a writer should.
     """
     try:
-        file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+        file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | _PLAIN, 0o666)
     except OSError as error:
         raise MeshcapError(f"{folder} cannot be written: {error.strerror or error}") from error
     try:

@@ -274,7 +274,8 @@ def _score(name: str, found: Any) -> Score:
     parts = [_part(track, quarter) for track in found.tracks]
     sounding = [part for part in parts if not part.drums and len(part)]
     if not sounding:
-        raise MeshcapError(f"{name} has no notes{' but drums' if counts['notes'][0] else ''}, expected a piece of music")
+        but = " but drums" if counts["notes"][0] else ""
+        raise MeshcapError(f"{name} has no notes{but}, expected a piece of music")
     last = max(float((part.onset + part.duration).max()) for part in parts if len(part))
     bars, metres = _bars(name, found.time_signatures, quarter, last)
     first = min(float(part.onset.min()) for part in parts if len(part))
