@@ -15,11 +15,13 @@ from __future__ import annotations
 import json
 import random
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,14 +32,17 @@ from safetensors.numpy import save_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
+from meshcap.captioner import Captioner
 from meshcap.data import read_dataset
 from meshcap.data.dataset import hashed_place
 from meshcap.data.pack import write_dataset
 from meshcap.data.shards import Packed
 from meshcap.errors import MeshcapError
+from meshcap.metrics import score as score_captions
 from meshcap.music import hearing
-from meshcap.music.captions import KINDS, Statement, read_caption, write_captions
+from meshcap.music.captions import KINDS, Statement, check_caption, read_caption, write_captions
 from meshcap.music.facts import Facts, facts_of
+from meshcap.music.features import HARMONY
 from meshcap.music.harmony import ALL_CHORDS, Chord, Key, estimate_chords, estimate_key, parse_chord
 from meshcap.music.score import BASS, Part, Score, read_score
 
@@ -333,10 +338,11 @@ def check(
     """How many statements of each kind are true, beside what simpler ways would have said of the same pieces."""
     said = {str(one["image_id"]): one["caption"] for one in json.loads(captions.read_text())}
     dataset = read_dataset(data)
-    usual = most_common(Facts.from_dict((sample.more or {})["facts"]) for sample in dataset.split("train"))
+    usual = most_common(map(truth, dataset.split("train")))
     samples = [sample for sample in dataset.split(split) if sample.id in said]
     for mode in ("bare", "given"):
-        pieces = [Piece.of(sample, said[sample.id]) for sample in samples if sample.id.endswith(mode)]
+        own = [sample for sample in samples if sample.id.endswith(mode)]
+        pieces = [Piece.of(read_score(sample.picture.read()), said[sample.id], truth(sample)) for sample in own]
         report(f"{mode}: {len(pieces)} captions", pieces, usual)
 
 
@@ -351,15 +357,18 @@ class Piece:
     heard: Facts
 
     @classmethod
-    def of(cls, sample: Any, caption: str) -> Piece:
+    def of(cls, score: Score, caption: str, facts: Facts) -> Piece:
         statements, left = read_caption(caption)
-        score = read_score(sample.picture.read())
         bare = score.bare()
         key = estimate_key(hearing.chroma(bare).sum(0))
         chords = estimate_chords(hearing.chroma(bare, 0.5), hearing.chroma(bare, 0.5, BASS))
         heard = hearing.hear(score)
         by_ear = facts_of(score, heard.key, heard.best_chords())
-        return cls(statements, len(left), truth(sample), facts_of(bare, key, chords), by_ear)
+        return cls(statements, len(left), facts, facts_of(bare, key, chords), by_ear)
+
+    def without_harmony(self) -> Piece:
+        """Of a piece whose chords nobody knows."""
+        return replace(self, statements=tuple(one for one in self.statements if one.kind not in HARMONY))
 
 
 def truth(sample: Any) -> Facts:
@@ -369,7 +378,11 @@ def truth(sample: Any) -> Facts:
 def right(kind: str, found: Facts, facts: Facts) -> float:
     """Whether what would be said of one record of facts is true of the other; nan: nothing would be said."""
     ways = KINDS[kind].say(found)
-    return float(KINDS[kind].holds(KINDS[kind].read(ways[0]), facts)) if ways else float("nan")
+    return right_words(kind, ways[0], facts) if ways else float("nan")
+
+
+def right_words(kind: str, words: str, facts: Facts) -> float:
+    return float(KINDS[kind].holds(KINDS[kind].read(words), facts))
 
 
 def most_common(all_facts: Iterable[Facts]) -> dict[str, str]:
@@ -382,20 +395,18 @@ def most_common(all_facts: Iterable[Facts]) -> dict[str, str]:
     return {kind: own.most_common(1)[0][0] for kind, own in counts.items()}
 
 
-def report(title: str, pieces: list[Piece], usual: dict[str, str]) -> None:
+def report(title: str, pieces: list[Piece], usual: dict[str, str] | None = None) -> None:
     """A table in Markdown. Simpler ways are asked of those pieces alone of which the captioner said something."""
     rows: dict[str, list[tuple[bool, float, float, float]]] = {}
     for piece in pieces:
         for one in piece.statements:
             kind, facts = one.kind, piece.facts
-            common = KINDS[kind].holds(KINDS[kind].read(usual[kind]), facts)
-            row = one.holds(facts), right(kind, piece.heard, facts), right(kind, piece.textbook, facts), float(common)
+            common = right_words(kind, usual[kind], facts) if usual else float("nan")
+            row = one.holds(facts), right(kind, piece.heard, facts), right(kind, piece.textbook, facts), common
             rows.setdefault(kind, []).append(row)
-            if kind == "key":
-                modes = [other.key.mode == facts.key.mode for other in (piece.heard, piece.textbook)]
-                rows.setdefault("mode", []).append(
-                    (one.value.mode == facts.key.mode, *modes, facts.key.mode == "major")
-                )  # type: ignore[attr-defined]
+            if isinstance(one.value, Key):
+                modes = [float(key.mode == facts.key.mode) for key in (one.value, piece.heard.key, piece.textbook.key)]
+                rows.setdefault("mode", []).append((bool(modes[0]), modes[1], modes[2], facts.key.mode == "major"))
     every = [row for kind, own in rows.items() for row in own if kind != "mode"]
     faultless = np.mean([all(one.holds(piece.facts) for one in piece.statements) for piece in pieces])
     unread, kinds = sum(piece.unread for piece in pieces), len({one.kind for p in pieces for one in p.statements})
@@ -409,6 +420,70 @@ def report(title: str, pieces: list[Piece], usual: dict[str, str]) -> None:
         share = "" if kind == "all" else f"{100 * len(own) / len(pieces):.0f} %"
         print(f"| {kind} | {len(own)} | {share} | {true:.1f} | " + " | ".join(f"{one:.1f}" for one in others) + " |")
     print()
+
+
+CAPTIONERS = {  # what is each one's own; all else is the same for all
+    "m2": ["m2"],
+    "m2, no slots": ["m2", "--set", "model.slots=0"],
+    "m2, last level": ["m2", "--set", "model.mesh=last"],
+    "m2, softmax gates": ["m2", "--set", "model.gates=softmax"],
+    "transformer": ["transformer"],
+    "hopfield": ["hopfield"],
+    "show-attend-tell": ["show-attend-tell"],
+    "hierarchical": ["hierarchical"],
+    "ntm": ["ntm"],
+    "seq2seq": ["seq2seq"],
+}
+
+
+@app.command()
+def compare(
+    data: Annotated[Path, typer.Argument(help="What `make --each 2` wrote.")],
+    out: Annotated[Path, typer.Option()],
+    seeds: int = 3,
+    steps: int = 300,
+) -> None:
+    """Small captioners of every kind, briefly trained; on val songs, notes alone: CIDEr, and how much they say is true.
+
+    What is in OUT already is kept.
+    """
+    from meshcap import cli
+
+    samples = [sample for sample in read_dataset(data).split("val") if sample.id.endswith("bare")]
+    contents = [sample.picture.read() for sample in samples if sample.picture is not None]
+    found: dict[str, list[dict[str, float]]] = {}
+    for seed, (name, own) in product(range(seeds), CAPTIONERS.items()):
+        folder = out / f"{name.replace(', ', '-').replace(' ', '-')}-{seed}"
+        result = folder / "compared.json"
+        if not result.exists():
+            settings = {
+                "data.max_length": 46, "model.d_model": 96, "model.encoder_layers": 2, "xe.steps": steps,
+                "xe.batch": 16, "xe.lr": 2e-3, "data.val_pictures": 32, "run.val_beams": 1,
+                "run.seed": seed, "run.validate_every": steps, "run.track": [], "run.keep": "last",
+            }  # fmt: skip
+            words = ["train", str(data), "--out", str(folder), "--vision", "score", "--stages", "xe", "--device", "cpu"]
+            words += [one for pair in settings.items() for one in ("--set", "{}={}".format(*pair))]
+            start = time.process_time()
+            with suppress(SystemExit):
+                cli.main([*words, "--arch", *own])
+            seconds = time.process_time() - start
+            captioner = Captioner.from_pretrained(folder, device="cpu")
+            said = {one.id: got.text for one, got in zip(samples, captioner.caption(contents, beams=3), strict=True)}
+            statements = [right for one in samples for _, right in check_caption(said[one.id], truth(one))]
+            scores = score_captions(said, {one.id: one.captions for one in samples}, metrics="CIDEr", bootstrap=0)
+            row = {
+                "CIDEr": 100 * scores.scores["CIDEr"], "true": 100 * float(np.mean(statements)),
+                "statements": len(statements) / len(said), "seconds": seconds,
+                "weights": sum(one.numel() for one in captioner.model.parameters()) / 1e6,
+            }  # fmt: skip
+            result.write_text(json.dumps(row))
+        found.setdefault(name, []).append(json.loads(result.read_text()))
+        print(name, seed, result.read_text(), flush=True)
+    print("\n| captioner | seeds | CIDEr | true | statements | weights |\n|---|--:|--:|--:|--:|--:|")
+    for name, rows in found.items():
+        cider, true, said = ([row[key] for row in rows] for key in ("CIDEr", "true", "statements"))
+        cells = [f"{np.mean(one):.1f} ({min(one):.1f}–{max(one):.1f})" for one in (cider, true)]
+        print(f"| {name} | {len(rows)} | {' | '.join(cells)} | {np.mean(said):.1f} | {rows[0]['weights']:.2f} M |")
 
 
 if __name__ == "__main__":

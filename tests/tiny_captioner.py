@@ -18,12 +18,12 @@ def build(calibration: Calibration | None = None, *, seed: int = 10) -> Captione
     return Captioner(model, Vocabulary(WORDS), vision, calibration)
 
 
-MUSIC = ["<unk>", "<pad>", "<bos>", "<eos>", *"a slow moderate piece in c-major g-major where the melody rises".split()]
+MUSIC = ["<unk>", "<pad>", "<bos>", "<eos>", *"a slow moderate piece bars in c-major g-major where rises".split()]
 
 
 def of_music() -> Captioner:
     vision = create_vision("score")
-    model = tiny.build("m2", seed=3, vocab_size=len(MUSIC), d_input=vision.width, max_length=12)
+    model = tiny.build("m2", seed=3, vocab_size=len(MUSIC), d_input=vision.width, max_length=24)
     return Captioner(model, Vocabulary(MUSIC), vision)
 
 

@@ -261,12 +261,17 @@ class Captioner:
         if not new or not (options.must or options.must_not):
             strategy, rules = self.plan(options)
         else:
-            strategy, rules = plan(options, self.vocabulary.extended(new), self.backend.settings)
+            strategy, rules = plan(options, self.vocabulary.extended(new), self.backend.settings, self._words)
         # Captions that turn out alike are left out when they are said: then others must be there to take their place.
         kept = 1 if options.n == 1 and not options.tags else strategy.width
         return self.backend.search(
             regions, strategy, rules, n_best=kept, attention=options.attention, extension=extension, memory=memory
         )
+
+    @property
+    def _words(self) -> int | None:
+        """Of a caption at most, unless told otherwise; None: the usual number."""
+        return None if self.backend.preprocess is None else self.backend.preprocess.words
 
     def _recollect(self, regions: Any) -> Recollection | None:
         """What the memory holds of pictures like these; None: nothing near, or no memory."""
@@ -391,7 +396,7 @@ class Captioner:
         for at, source in enumerate(read or ()):
             if hasattr(source, "report"):  # a score: rules know something of it, too
                 captions[at] = replace(captions[at], facts=source.report(captions[at].text))
-        if not options.tags:
+        if not options.tags or (read and hasattr(read[0], "report")):
             return captions
         seen = [[]] * len(captions) if named is None or self.names is None else self.names.tags(named)
         painted = [colours(one) if one.ndim == 3 else [] for one in read or ()] or [[]] * len(captions)
@@ -614,7 +619,7 @@ class Captioner:
         """
         found = self._plans.get(options)
         if found is None or (options.strategy == "sample" and options.seed is None):  # a new seed each time
-            found = plan(options, self.vocabulary, self.backend.settings)
+            found = plan(options, self.vocabulary, self.backend.settings, self._words)
             if len(self._plans) >= MOST_PLANS:
                 self._plans.clear()
             self._plans[options] = found

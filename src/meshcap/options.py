@@ -86,7 +86,7 @@ class CaptionOptions:
             They are split into words as captions are: capitals do not matter.
         must_not: words or phrases that must not appear, written alike. The plural goes with the singular ("dog" avoids
             "dogs" too, unless that is in `must`), not the other way round.
-        max_words: most words. A caption within it is whole; None: 19, or as many as the model can say.
+        max_words: most words. A caption within it is whole; None: 19 (of a score any), or as many as the model can say.
         min_words: fewest words.
         length_penalty: beams compare score / length ** length_penalty.
         no_repeat_ngram: no sequence of so many words twice; 0: no such rule.
@@ -320,8 +320,11 @@ class Plan(NamedTuple):
     rules: Rules
 
 
-def plan(options: CaptionOptions, vocabulary: Vocabulary, model: Settings) -> Plan:
+def plan(options: CaptionOptions, vocabulary: Vocabulary, model: Settings, usual: int | None = None) -> Plan:
     """Options in the ids of a vocabulary, within what a model can say.
+
+    Args:
+        usual: words of a caption at most where the options do not say; None: 19.
 
     Raises:
         MeshcapError: unknown words, more words than the model can say, words both required and forbidden.
@@ -330,7 +333,7 @@ def plan(options: CaptionOptions, vocabulary: Vocabulary, model: Settings) -> Pl
     for name, words in (("max_words", options.max_words or 0), ("min_words", options.min_words)):
         if words > most:
             raise OptionError(f"{{{name}}} is {words}, and this model can say at most {most} words")
-    longest = min(max(WORDS, options.min_words) if options.max_words is None else options.max_words, most)
+    longest = min(max(usual or WORDS, options.min_words) if options.max_words is None else options.max_words, most)
     avoided = _avoided(options, vocabulary)
     endings = BAD_ENDINGS if options.max_words is None else OPEN_ENDINGS
     rules = Rules(

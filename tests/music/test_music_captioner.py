@@ -19,6 +19,7 @@ from meshcap.explain import explain
 from meshcap.metrics.reward_facts import FactReward
 from meshcap.music.facts import facts_of
 from meshcap.music.harmony import Chord, Key
+from meshcap.options import CaptionOptions
 from meshcap.vision.score import picture_of
 from music_scores import EIGHT, song
 
@@ -75,6 +76,13 @@ def test_pictures_and_scores_mix(of_music: Captioner, songs: list[str]) -> None:
     assert [one.words for one in both.caption(songs)] == [found[one].words for one in songs]
     broken = dict(both.stream([b"MThd broken", songs[1]]))
     assert isinstance(broken[b"MThd broken"], MeshcapError) and not isinstance(broken[songs[1]], MeshcapError)
+
+
+def test_a_score_may_have_a_long_caption_and_has_no_keywords(of_music: Captioner, songs: list[str]) -> None:
+    assert of_music.plan(CaptionOptions()).rules.max_length == 24
+    assert of_music.plan(CaptionOptions(max_words=9)).rules.max_length == 10
+    assert tiny_captioner.build().plan(CaptionOptions()).rules.max_length == 20
+    assert of_music.caption(songs[0], must=["bars"], tags=True).tags == ()
 
 
 def test_a_picture_is_no_score(of_music: Captioner, songs: list[str]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from PIL import Image
@@ -37,6 +37,7 @@ class Preprocess:
     size: int = 256
     geometry: Geometry = "squash"
     pre_resize: int = 0
+    words: ClassVar[int | None] = None  # of a caption at most, unless told otherwise; None: the usual number
     mean: RGB = (0.5, 0.5, 0.5)
     std: RGB = (0.5, 0.5, 0.5)
 

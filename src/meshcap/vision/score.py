@@ -30,6 +30,8 @@ from meshcap.vision.preprocess import Preprocess
 class ReadScore(Preprocess):
     """How a score is read. There is nothing to choose."""
 
+    words: ClassVar[int | None] = 100  # what is true of a piece takes more words than what is in a picture
+
     def read(self, source: Source) -> np.ndarray:
         if isinstance(source, Image.Image | np.ndarray | Tensor) or (
             isinstance(source, str) and not is_score(source) and _is_picture(source)
