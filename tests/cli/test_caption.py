@@ -17,6 +17,7 @@ from meshcap.batch.inputs import list_pictures
 from meshcap.calibration import Calibration
 from meshcap.cli.caption_output import printable
 from meshcap.data.scenes import draw_scene
+from meshcap.serving import fetch
 
 CALIBRATION = Calibration({"mean": 1.0}, (-2.0, -0.8), (0.8, 0.95))  # trusted enough to be said whole
 Done = tuple[int, str, str]
@@ -101,6 +102,20 @@ def test_patterns_that_no_shell_expanded(run, folder: Path) -> None:
     shutil.copy(folder / "a.jpg", folder / "empty" / "[odd].jpg")
     assert run(folder / "empty" / "[odd].jpg")[0] == 0  # there is such a file: no pattern
     (folder / "empty" / "[odd].jpg").unlink()
+
+
+def test_web_addresses(run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = "https://example.org/a.jpg"
+    refused(run(url), f"{url} is a web address, and nothing is fetched: --allow-urls allows it")
+    picture = (folder / "a.jpg").read_bytes()
+    monkeypatch.setattr(fetch.Fetcher, "__call__", lambda self, one: picture if one == url else b"")
+    assert run(url, "--allow-urls") == run(folder / "a.jpg")
+    assert [line.split("\t")[0] for line in run(folder / "b.png", url, "--allow-urls")[1].splitlines()] == [
+        str(folder / "b.png"), url,
+    ]  # fmt: skip
+    monkeypatch.undo()
+    code, _, err = run("http://127.0.0.1/a.jpg", "--allow-urls")  # whoever asks, this machine is no public one
+    assert code == 1 and "not of a public address" in err
 
 
 def test_standard_input(run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,7 +147,14 @@ def test_a_detector_of_hugging_face(photos: Path, tmp_path: Path) -> None:
 
     folder = tiny_hf.save(tiny_hf.model("rt_detr"), tmp_path / "model", tiny_hf.SQUARE)
     features(
-        photos, tmp_path / "a.h5", vision=f"hf:{folder}", keep=3, size=96, batch_size=5, device="cpu", dtype="float32",
+        photos,
+        tmp_path / "a.h5",
+        vision=f"hf:{folder}",
+        keep=3,
+        size=96,
+        batch_size=5,
+        device="cpu",
+        dtype="float32",
         store="float32",
     )
     store = open_features(tmp_path / "a.h5")

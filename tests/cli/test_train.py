@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -127,7 +128,8 @@ def test_dry_run_tells_and_writes_nothing(data: Path, tmp_path: Path, capsys: py
 
 OTHER = {
     "data": {
-        "path": "d", "pictures": "p", "features": "f", "without": "w", "val_share": 0.3, "val_pictures": 34,
+        "path": "d", "pictures": "p", "features": "f", "without": "w", "skip_broken": True,
+        "val_share": 0.3, "val_pictures": 34,
         "tokenizer": "char", "min_count": 9, "vocabulary": 10, "max_length": 11, "size": 50, "cache": "none",
         "workers": 31,
     },
@@ -496,3 +498,33 @@ def test_a_trained_model_keeps_its_kind_and_its_vision(
 def test_every_part_of_a_batch_has_a_picture(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [*tiny_data.train_words(data, tmp_path / "run", xe=1, scst=1), "--set", "run.accumulate=50"]
     refused(capsys, tmp_path, words, "50 parts: expected at least one picture for each")
+
+
+def test_broken_data_is_told_at_once_or_skipped(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = tiny_data.read_lines(data)
+    for line in lines[:2]:
+        line["image"] = f"gone-{line['image']}"
+    folder = tmp_path / "data"
+    path = changed(data, folder, lambda _: lines)
+    words = tiny_data.train_words(path, tmp_path / "run", xe=1, scst=1)
+    err = refused(capsys, tmp_path, words, "2 of 21 pictures cannot be used: ")
+    assert "gone-0.png is not there; " in err and "gone-1.png is not there; say where" in err
+    picture = folder / lines[2]["image"]
+    picture.write_bytes(picture.read_bytes()[:100])
+    path.write_text(path.read_text() + "{broken\n")
+    refused(capsys, tmp_path, words, "line 22 is not JSON")
+    assert tiny_data.call([*words, "--skip-broken"]) == 0
+    err = capsys.readouterr().err
+    assert "left out: 1 bad record:" in err and "line 22 is not JSON" in err
+    assert "left out: 3 pictures" in err and "gone-1.png is not there" in err and str(picture) in err.replace("\n", "")
+    assert "warning: 3 val pictures to choose the best step by" in err
+    assert "train 13" in err
+
+
+def test_a_tracker_that_is_not_installed_is_told_before_anything_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    words = ["train", "not-there.jsonl", "--out", str(tmp_path / "run"), "--track", "wandb"]
+    refused(capsys, tmp_path, words, 'wandb is not installed: pip install "meshcap[track]"')

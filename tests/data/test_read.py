@@ -264,7 +264,6 @@ def test_braces() -> None:
     assert expand_braces("no{thing}") == ["no{thing}"]
 
 
-
 # Splits by hash
 
 
@@ -315,3 +314,70 @@ def test_shares_that_leave_nothing_are_refused(val: float, test: float, tmp_path
     path = write_lines(tmp_path / "c.jsonl", [{"image": "a.jpg", "caption": "a"}])
     with pytest.raises(MeshcapError, match="are no shares"):
         read_dataset(path, val=val, test=test)
+
+
+def test_texts_beside_pictures(tmp_path: Path) -> None:
+    """What `meshcap batch --sidecar` and the trainers of other models keep."""
+    for name, text in (
+        ("train/a.jpg", "A dog.\nTwo dogs.\n"),
+        ("val/b.png", None),
+        ("c.webp", " A cat. "),
+        ("d.jpg", None),
+    ):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        Image.new("RGB", (8, 8)).save(path)
+        if text is not None:
+            path.with_suffix(".txt").write_text(text)
+    (tmp_path / "val/b.png.txt").write_text("A bird.\n")
+    (tmp_path / "notes.txt").write_text("nobody's\n")
+    found = read_dataset(tmp_path)
+    assert {sample.id: sample.captions for sample in found} == {
+        "train/a.jpg": ("A dog.", "Two dogs."), "val/b.png": ("A bird.",), "c.webp": ("A cat.",),
+    }  # fmt: skip
+    assert {sample.id: sample.split for sample in found if "/" in sample.id} == {
+        "train/a.jpg": "train",
+        "val/b.png": "val",
+    }
+    assert all(sample.picture.path == tmp_path / sample.id for sample in found)
+    assert found.left_out.without_captions == ("d.jpg",)
+    (tmp_path / "captions.jsonl").write_text('{"image": "d.jpg", "caption": "written down"}\n')
+    assert [sample.id for sample in read_dataset(tmp_path)] == ["d.jpg"]  # a caption file comes before texts
+
+
+LINES = [
+    '{"image": "a.jpg", "caption": "one"}', '{"image": "a.jpg", "caption": 7}', "no json",
+    '{"picture": "b.jpg", "text": "two"}', '{"foto": "c.jpg", "text": "three"}', '{"image": true, "caption": "four"}',
+]  # fmt: skip
+
+
+def test_bad_records_are_named_all_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text("\n".join(LINES))
+    with pytest.raises(MeshcapError) as caught:
+        read_dataset(path)
+    text = str(caught.value)
+    assert "x.jsonl: 4 bad records: line 2 has the caption 7; line 3 is not JSON" in text
+    assert "line 5 has the keys foto, text; line 6 has the id True" in text and "\n" not in text
+    found = read_dataset(path, skip_broken=True)
+    assert {sample.id: sample.captions for sample in found} == {"a.jpg": ("one",), "b.jpg": ("two",)}
+    assert [line.split(" has ")[0].split(" is ")[0][-6:] for line in found.left_out.broken] == [
+        "line 2", "line 3", "line 5", "line 6",
+    ]  # fmt: skip
+    path.write_text(LINES[4])
+    with pytest.raises(
+        MeshcapError, match=r"line 1 has the keys foto, text, .*: rename the one that names pictures to image$"
+    ):
+        read_dataset(path)
+    table = tmp_path / "x.csv"
+    table.write_text("picture,text\na.jpg,one\nb.jpg,two,three\n,four\nc.jpg,five\n")
+    with pytest.raises(
+        MeshcapError, match=r"2 bad records: line 3 has 3 fields and the header 2.*; line 4 has the id ''"
+    ):
+        read_dataset(table)
+    assert [sample.id for sample in read_dataset(table, skip_broken=True)] == ["a.jpg", "c.jpg"]
+    table.write_text("foto,beschreibung\n")
+    with pytest.raises(
+        MeshcapError, match="rename the one that names pictures to image and the one with captions to caption"
+    ):
+        read_dataset(table)

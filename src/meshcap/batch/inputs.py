@@ -148,7 +148,16 @@ def list_pictures(
     return list(pictures.values())
 
 
+def is_url(name: str) -> bool:
+    return name.lower().startswith(("http://", "https://"))
+
+
 def _expand(name: str, column: str | None, allow_missing: bool) -> Iterator[str]:
+    if is_url(name):
+        raise MeshcapError(
+            f"{name} is a web address, and only files are read here: `meshcap caption --allow-urls` fetches a picture, "
+            "img2dataset makes shards of many"
+        )
     if os.path.isdir(name):
         yield from _in_folder(name, column)
         return

@@ -14,7 +14,7 @@ import numpy as np
 
 from meshcap.batch.inputs import list_pictures
 from meshcap.captioner import Captioner
-from meshcap.data.read import read_dataset
+from meshcap.data.read import read_dataset, text_beside
 from meshcap.errors import MeshcapError
 from meshcap.files import read_text
 from meshcap.memory import Entry, Store, is_store, open_store
@@ -89,12 +89,10 @@ def _sidecars(folder: Path) -> Iterator[Shown]:
         return
     for picture in pictures:
         path = Path(picture.path)
-        for text in (Path(f"{path}.txt"), path.with_suffix(".txt")):
-            if picture.tar is None and path.suffix.lower() in SUFFIXES and text.is_file():
-                lines = tuple(line for line in read_text(text).splitlines() if line.strip())
-                if lines:
-                    yield Shown(picture.path, Entry(lines, source=os.path.abspath(path)))
-                break
+        if picture.tar is None and path.suffix.lower() in SUFFIXES and (text := text_beside(path)):
+            lines = tuple(line for line in read_text(text).splitlines() if line.strip())
+            if lines:
+                yield Shown(picture.path, Entry(lines, source=os.path.abspath(path)))
 
 
 def remember_all(

@@ -7,6 +7,8 @@ import os
 import sys
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
+from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -36,6 +38,7 @@ def caption(
     model: options.Model = "default",
     memory: options.Memory = None,
     confidence: Annotated[bool, typer.Option("--confidence", help="Also print the confidence of captions.")] = False,
+    allow_urls: Annotated[bool, typer.Option("--allow-urls", help="Fetch pictures from public web addresses.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Also draw the pictures, in a terminal with colours.")] = False,
     batch_size: options.BatchSize = None,
     device: options.Device = "auto",
@@ -55,7 +58,7 @@ def caption(
     if show and json:
         raise MeshcapError("--show is for people and --json for programs: leave one out")
     wanted = CaptionOptions.parse(given)
-    sources, alone = list_sources(pictures)
+    sources, alone = list_sources(pictures, allow_urls=allow_urls)
 
     from meshcap.cli.caption_output import CaptionPrinter, print_gallery
 
@@ -81,7 +84,23 @@ class StandardInput(io.BytesIO):
         return "-"
 
 
-def list_sources(names: Sequence[str]) -> tuple[list[Any], bool]:
+@dataclass(frozen=True)
+class WebPicture:
+    """A picture at a web address, fetched when it is captioned."""
+
+    url: str
+
+    def read(self) -> bytes:
+        from meshcap.serving.fetch import Fetcher
+        from meshcap.serving.limits import Limits
+
+        return Fetcher(Limits().bytes)(self.url)
+
+    def __str__(self) -> str:
+        return self.url
+
+
+def list_sources(names: Sequence[str], *, allow_urls: bool = False) -> tuple[list[Any], bool]:
     """Pictures in order, each once, listed as `meshcap batch` lists them; and whether one picture alone was named.
 
     A file that is missing among others is reported later, as a broken one is.
@@ -90,25 +109,22 @@ def list_sources(names: Sequence[str]) -> tuple[list[Any], bool]:
         MeshcapError: a folder without pictures, a pattern that matches nothing, no file at all, standard input without
             a picture or given twice.
     """
-    from meshcap.batch.inputs import list_pictures
+    from meshcap.batch.inputs import is_url, list_pictures
 
     if names.count("-") > 1:
         raise MeshcapError("- was given twice, and standard input holds one picture")
     sources: list[Any] = []
-    for part in _split(names, "-"):
-        if part == ["-"]:
-            sources.append(read_standard_input())
-        else:
-            sources += [picture.source() or picture.path for picture in list_pictures(part, allow_missing=True)]
+    for single, part in groupby(names, key=lambda name: name == "-" or is_url(name)):
+        if not single:
+            sources += [picture.source() or picture.path for picture in list_pictures([*part], allow_missing=True)]
+            continue
+        for name in part:
+            if name != "-" and not allow_urls:
+                raise MeshcapError(f"{name} is a web address, and nothing is fetched: --allow-urls allows it")
+            sources.append(read_standard_input() if name == "-" else WebPicture(name))
     if all(isinstance(one, str) and not os.path.exists(one) for one in sources):
         raise MeshcapError(f"{sources[0]} is not a file: expected pictures, folders of them, or - for standard input")
     return sources, len(names) == len(sources) == 1 and str(sources[0]) == names[0]
-
-
-def _split(names: Sequence[str], mark: str) -> list[list[str]]:
-    """The names before, at and after the mark."""
-    at = names.index(mark) if mark in names else len(names)
-    return [part for part in ([*names[:at]], [*names[at : at + 1]], [*names[at + 1 :]]) if part]
 
 
 def read_standard_input() -> StandardInput:

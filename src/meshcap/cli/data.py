@@ -101,11 +101,17 @@ def pack(
     Example: meshcap data pack dataset_coco.json --out coco-256 --pictures train2017 --skip-broken
     """
     from meshcap.data import read_dataset
+    from meshcap.data.check import some_of
     from meshcap.data.pack import PackSettings
     from meshcap.data.pack import pack as pack_all
 
     settings = PackSettings(size=size, geometry=geometry, format=format, quality=quality)
-    dataset = read_dataset(data, pictures=pictures)
+    dataset = read_dataset(data, pictures=pictures, skip_broken=skip_broken)
+    if dataset.left_out.broken:
+        typer.echo(
+            f"warning: {len(dataset.left_out.broken):,} bad records left out: {some_of(dataset.left_out.broken)}",
+            err=True,
+        )
     with _progress("packing", len(dataset)) as progress:
         made = pack_all(
             dataset,

@@ -69,6 +69,8 @@ def explain(
 
     if model == DEFAULT and is_score(photo):
         model = MUSIC
+    if str(photo).startswith(("http:/", "https:/")):
+        raise MeshcapError(f"{photo} is a web address, and nothing is fetched: download the picture, and give its file")
     if not photo.is_file():
         picture_of(photo, at_least=1)  # says what is wrong, before a model is read for nothing
     if threads is not None:

@@ -14,6 +14,7 @@ from meshcap.cli import options
 # Which setting each option of the command is.
 NAMES = {
     "data": "data.path", "pictures": "data.pictures", "features": "data.features", "without": "data.without",
+    "skip_broken": "data.skip_broken",
     "start": "model.start", "arch": "model.arch", "vision": "model.vision", "size": "model.size",
     "batch_size": "xe.batch", "xe_epochs": "xe.epochs", "xe_steps": "xe.steps", "lr": "xe.lr",
     "lr_vision": "xe.lr_vision", "scst_epochs": "scst.epochs", "scst_steps": "scst.steps", "scst_lr": "scst.lr",
@@ -30,6 +31,9 @@ def train(
     without: Annotated[
         Path | None, typer.Option(help="A file of training pictures' ids, one a line, that are left out.")
     ] = None,
+    skip_broken: Annotated[
+        bool, typer.Option("--skip-broken", help="Leave out broken records and unreadable pictures.")
+    ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, with its settings.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and what it costs, and stop.")] = False,
     start: Annotated[str | None, typer.Option("--from", help="Begin with this model instead of a new one.")] = None,
@@ -72,8 +76,8 @@ def train(
 
     Settings for --set, as in --set xe.lr_vision=1e-5 or --set model.mesh=last (docs/training.md explains each):
 
-    data. path, pictures, features, without, val_share, val_pictures, tokenizer, min_count, vocabulary, max_length,
-    size, cache, workers
+    data. path, pictures, features, without, skip_broken, val_share, val_pictures, tokenizer, min_count,
+    vocabulary, max_length, size, cache, workers
 
     model. arch, start, vision, size, geometry, d_model, heads, d_ff, encoder_layers, decoder_layers,
     slots, dropout, and whatever else the model has
@@ -95,7 +99,7 @@ def train(
     from meshcap.training.folder import check_folder, claimed, resumed
     from meshcap.training.log import Watch
     from meshcap.training.plan import describe, total_steps
-    from meshcap.training.run import Run
+    from meshcap.training.run import Run, warnings_of
     from meshcap.training.settings import TrainSettings, parse
 
     where, _ = options.apply(device, "auto", threads, seed)
@@ -121,6 +125,8 @@ def train(
         lines = describe(run.settings, run.data.counts(), weights, len(run.parts.vocabulary))
         for name, value in lines + (run.estimate() if dry_run else []):
             watch.say(f"{name:>14}  {value}")
+        for line in warnings_of(run.data, run.settings):
+            watch.say(line)
         if dry_run:
             return
         if not resume:

@@ -50,6 +50,13 @@ class Advice(NamedTuple):
     text: str
 
 
+LEAKS = (
+    "scores on val and test flatter: write the training ones' ids with `meshcap data check --leave-out FILE`, then "
+    "`meshcap train --without FILE`"
+)
+NAMED = 10  # broken pictures that an error names
+
+
 @dataclass(frozen=True)
 class DatasetReport:
     """What `check` found. Of pictures that were not opened, sizes and duplicates are None."""
@@ -93,11 +100,11 @@ class DatasetReport:
         """What to do, the most urgent first."""
         leaks, out = len(self.leaks), self.left_out
         within = len(self.same or ()) + len(self.near or ()) - leaks
-        skip = "or leave them out with `meshcap data pack --skip-broken`"
+        skip = "or leave them out: --skip-broken of `meshcap train` and `meshcap data pack`"
         lines = (
             (True, "missing pictures", len(self.missing), f"say where they are by --pictures, {skip}"),
             (True, "unreadable pictures", len(self.unreadable), f"fetch them again, {skip}"),
-            (True, "pairs in two splits", leaks, "train without (--leave-out FILE), or scores on val and test flatter"),
+            (True, "pairs in two splits", leaks, LEAKS),
             (False, "pairs within a split", within, "take one of each out, or it counts double"),
             (False, "pictures of one colour", self.flat or 0, "look whether they should be there"),
             (False, "pictures without captions", len(out.without_captions), "they are left out"),
@@ -202,6 +209,40 @@ def _area(size: Size) -> int:
 
 def _pair(samples: list[Sample], i: int, j: int) -> Pair:
     return Pair(samples[i].id, samples[i].split, samples[j].id, samples[j].split)
+
+
+def readable(dataset: Dataset, *, skip_broken: bool, workers: int | None = None) -> Dataset:
+    """The dataset with pictures that are there; without those that cannot be read, if `skip_broken` says so.
+
+    Raises:
+        MeshcapError: pictures are not there, all of which it counts; or none can be read.
+    """
+    with_picture = [sample for sample in dataset if sample.picture is not None]
+    broken = {
+        sample.id: f"{sample.picture} is not there"
+        for sample in with_picture
+        if isinstance(sample.picture, FileSource) and not sample.picture.path.is_file()
+    }
+    if broken and not skip_broken:
+        raise MeshcapError(
+            f"{len(broken):,} of {len(with_picture):,} pictures cannot be used: {some_of(list(broken.values()))}; say "
+            "where they are by --pictures, or leave them out by --skip-broken"
+        )
+    if not skip_broken:
+        return dataset
+    there = [sample for sample in with_picture if sample.id not in broken]
+    sources = (sample.picture for sample in there if sample.picture is not None)
+    seen = zip(there, parallel_map(look, sources, workers), strict=True)
+    broken |= {sample.id: why for sample, why in seen if isinstance(why, str)}
+    kept = [sample for sample in dataset if sample.id not in broken]
+    if not kept:
+        raise MeshcapError(f"{dataset.name}: none of its pictures can be read ({next(iter(broken.values()))})")
+    return replace(dataset, samples=kept, left_out=replace(dataset.left_out, unreadable=tuple(broken.values())))
+
+
+def some_of(lines: Sequence[str]) -> str:
+    """The first of many complaints, in one line."""
+    return "; ".join(lines[:NAMED]) + (f"; and {len(lines) - NAMED:,} more" if len(lines) > NAMED else "")
 
 
 def look(source: Source) -> Fingerprint | str:

@@ -50,34 +50,41 @@ class Entry:
     more: dict[str, Any] | None = None
 
 
-def read_dataset(path: str | Path, *, pictures: Path | None = None, val: float = 0.05, test: float = 0.05) -> Dataset:
+def read_dataset(
+    path: str | Path, *, pictures: Path | None = None, val: float = 0.05, test: float = 0.05, skip_broken: bool = False
+) -> Dataset:
     """Read a dataset: a folder, a file, or a pattern such as `train-{0..9}.tar` or `captions_*2014.json`.
 
     Known are WebDataset tar shards, COCO's and Karpathy's JSON, JSONL, CSV and TSV with the columns `image` (or
-    `file_name`, …), `caption` (or `captions`) and perhaps `split`, and Flickr's token files; all but shards may be
-    gzipped. Of a folder with shards and other files, the shards are taken. Captions lose the spaces around them;
-    empty ones are left out and counted, and so are pictures with none left.
+    `file_name`, …), `caption` (or `captions`) and perhaps `split`, Flickr's token files, and folders of pictures with a
+    text beside each (a.txt or a.jpg.txt for a.jpg, a caption a line); all but shards and texts may be gzipped. Of a
+    folder with several of these, shards are taken before captions, and those before texts. Captions lose the spaces
+    around them; empty ones are left out and counted, and so are pictures with none left.
 
-    A picture's split is what its own record says, else the word train, val or test in its file's name, else a hash of
-    its id, by the shares `val` and `test`.
+    A picture's split is what its own record says, else the word train, val or test in its file's name (of pictures with
+    texts: its folder's name), else a hash of its id, by the shares `val` and `test`.
 
     Args:
         pictures: where the pictures are; the folder of the caption file by default. They need not be there: reading
             one says so, and `meshcap data check` finds them all.
+        skip_broken: leave out records of a caption file that make no sense; `Dataset.left_out` has them.
 
     Raises:
         MeshcapError: nothing of a known layout, no captions at all, a picture outside of its folder, or one that is
             described in contradicting ways.
     """
     files = dataset_files(path)
+    broken: list[str] = []
     known: dict[str, Entry] = {}
     unlisted: set[str] = set()
     if shards := files[0].suffix == ".tar":
         if pictures is not None:
             raise MeshcapError(f"{path} holds its pictures itself: expected no folder of pictures beside shards")
         entries = _of_shards(files)
+    elif files[0].is_dir():
+        entries = _of_texts(files[0])
     else:
-        entries = _of_caption_files(files, pictures)
+        entries = _of_caption_files(files, pictures, broken if skip_broken else None)
     for entry in entries:
         if entry.split == "":  # what `_of_tokens` says of pictures in none of the lists
             unlisted.add(entry.id)
@@ -85,7 +92,7 @@ def read_dataset(path: str | Path, *, pictures: Path | None = None, val: float =
             known[entry.id] = entry
         else:
             _merge(known[entry.id], entry, shards=shards)
-    return _dataset(str(path), known, len(unlisted), val=val, test=test)
+    return _dataset(str(path), known, len(unlisted), tuple(broken), val=val, test=test)
 
 
 def _merge(first: Entry, again: Entry, *, shards: bool) -> None:
@@ -105,7 +112,9 @@ def _merge(first: Entry, again: Entry, *, shards: bool) -> None:
         first.more = {**(first.more or {}), **again.more}
 
 
-def _dataset(name: str, known: dict[str, Entry], unlisted: int, *, val: float, test: float) -> Dataset:
+def _dataset(
+    name: str, known: dict[str, Entry], unlisted: int, broken: tuple[str, ...], *, val: float, test: float
+) -> Dataset:
     empty, bare = 0, []
     for entry in known.values():
         given = len(entry.captions)
@@ -120,7 +129,7 @@ def _dataset(name: str, known: dict[str, Entry], unlisted: int, *, val: float, t
     unnamed = [entry.id for entry in kept if entry.split is None]
     hashed = hashed_splits(unnamed, val=val, test=test, alone=len(unnamed) == len(kept))
     samples = [Sample(e.id, tuple(e.captions), e.split or hashed[e.id], e.picture, e.filename, e.more) for e in kept]
-    return Dataset(name, samples, LeftOut(empty, tuple(bare), unlisted))
+    return Dataset(name, samples, LeftOut(empty, tuple(bare), unlisted, broken))
 
 
 def _of_shards(files: list[Path]) -> Iterator[Entry]:
@@ -130,7 +139,25 @@ def _of_shards(files: list[Path]) -> Iterator[Entry]:
             yield Entry(member.id, member.captions, split, member.picture, member.filename, file, member.more)
 
 
-def _of_caption_files(files: list[Path], folder: Path | None) -> Iterator[Entry]:
+def text_beside(path: Path) -> Path | None:
+    """The text of a picture that `meshcap batch --sidecar` and others write: a.jpg.txt, or a.txt, for a.jpg."""
+    return next((text for text in (Path(f"{path}.txt"), path.with_suffix(".txt")) if text.is_file()), None)
+
+
+def _of_texts(folder: Path) -> Iterator[Entry]:
+    for where, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        named = [split for part in Path(where).relative_to(folder).parts if (split := MEANINGS.get(part.lower()))]
+        for name in sorted(files):
+            path = Path(where, name)
+            if path.suffix.lower() in SOURCES and not name.startswith("."):
+                text = text_beside(path)
+                captions = [] if text is None else read_text(text).splitlines()
+                id = path.relative_to(folder).as_posix()
+                yield Entry(id, captions, named[-1] if named else None, FileSource(path), name, folder)
+
+
+def _of_caption_files(files: list[Path], folder: Path | None, broken: list[str] | None) -> Iterator[Entry]:
     for file in files:
         if file.name.lower().endswith((".tar.gz", ".tgz", ".zip")):
             raise MeshcapError(f"{file} is compressed, and pictures are read in any order: unpack it first")
@@ -139,13 +166,13 @@ def _of_caption_files(files: list[Path], folder: Path | None) -> Iterator[Entry]
             if _TOKEN.match(text):
                 yield from _of_tokens(file, text, PictureFolder(folder or file.parent))
                 continue
-        yield from _of_layout(file, PictureFolder(folder or file.parent))
+        yield from _of_layout(file, PictureFolder(folder or file.parent), broken)
 
 
-def _of_layout(file: Path, folder: PictureFolder) -> Iterator[Entry]:
+def _of_layout(file: Path, folder: PictureFolder, broken: list[str] | None) -> Iterator[Entry]:
     by_name = split_in_name(file.name)
     seen: set[str] = set()
-    for picture in caption_files.pictures(file):
+    for picture in caption_files.pictures(file, broken):
         names = picture.names
         filename = next((names[kind] for kind in FILE_NAMES if kind in names), None)
         if filename is None and picture.id.lower().endswith(SOURCES):
@@ -200,14 +227,14 @@ def _lines(text: str) -> Iterable[str]:
 TABLES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv")
 LAYOUTS = (
     "tar shards, captions.jsonl, metadata.jsonl, captions.csv, captions.tsv, captions.txt, "
-    "captions_*.json of COCO, dataset_*.json of Karpathy, or Flickr8k.token.txt"
+    "captions_*.json of COCO, dataset_*.json of Karpathy, Flickr8k.token.txt, or pictures with a .txt beside each"
 )
 # Folders that pictures are usually kept in beside their captions.
 USUAL_FOLDERS = ("images", "Images", "Flicker8k_Dataset", "Flickr8k_Dataset", "flickr30k-images", "flickr30k_images")
 
 
 def dataset_files(path: str | Path) -> list[Path]:
-    """The files that a path names: all of them shards, or all of them caption files.
+    """The files that a path names: all of them shards, all of them caption files, or a folder of pictures with texts.
 
     Raises:
         MeshcapError: nothing there, nothing of a known kind, or a folder that could be read in several ways.
@@ -251,9 +278,23 @@ def _in_folder(folder: Path) -> list[Path]:
         if None in splits or len(set(splits)) < len(splits) or len({_ending(file) for file in found}) > 1:
             names = ", ".join(file.name for file in found)
             raise MeshcapError(f"{folder} holds {names}: name the one that is meant")
+    if not found and _has_texts(folder):
+        return [folder]
     if not found:
         raise MeshcapError(f"{folder} holds no captions, expected {LAYOUTS}")
     return found
+
+
+def _has_texts(folder: Path) -> bool:
+    """Whether a picture in it, or in its folders, has a text beside it."""
+    for _, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        texts = {name.lower() for name in files if name.lower().endswith(".txt")}
+        for name in files if texts else ():
+            stem, suffix = os.path.splitext(name.lower())
+            if suffix in SOURCES and texts & {f"{stem}.txt", f"{name.lower()}.txt"}:
+                return True
+    return False
 
 
 def _in_order(path: str | Path) -> list[tuple[int, str]]:

@@ -292,7 +292,8 @@ def read_sample(sample: Sample, read: Callable[[bytes], Pixels]) -> Pixels:
     try:
         return read(sample.picture.read())
     except MeshcapError as error:
-        raise MeshcapError(f"{sample.picture}: {error} (meshcap data check lists all such pictures)") from error
+        what = "meshcap data check lists all such pictures, meshcap train --skip-broken leaves them out"
+        raise MeshcapError(f"{sample.picture}: {error} ({what})") from error
 
 
 def thumbnail_of(sample: Sample) -> Image.Image | None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from meshcap.calibration import FEWEST
 from meshcap.captioner import Captioner
 from meshcap.data import Dataset, Sample, read_dataset
+from meshcap.data.check import readable, some_of
 from meshcap.data.dataset import hashed_split, without
 from meshcap.data.features import FeatureStore, open_features
 from meshcap.errors import MeshcapError
@@ -49,13 +50,14 @@ from meshcap.training.pictures import (
 from meshcap.training.plan import complete
 from meshcap.training.settings import StageSettings, TrainSettings
 from meshcap.training.tasks import CrossEntropy, SelfCritical, Task
-from meshcap.training.track import Tracker, open_trackers
+from meshcap.training.track import Tracker, check_trackers, open_trackers
 from meshcap.training.trainer import Trainer
 from meshcap.training.validate import Validator
 from meshcap.vision import Vision, load_vision
 from meshcap.weights import load_weights
 
 TIMED_STEPS = 3  # of an estimate; the first is left out: it sets things up
+FEW = 50  # val pictures: with fewer, a score says little
 FINAL_BEAMS = 5  # of the captions that a finished run is scored with
 FINAL_METRICS = ("bleu", "ROUGE-L", "CIDEr")
 
@@ -94,6 +96,7 @@ class Run:
         if start is not None and (given := settings.model.built()):
             names = ", ".join(f"model.{name}" for name in given)
             raise MeshcapError(f"{names} and --from: {start} keeps its own, leave that out")
+        check_trackers(settings.run.track)
         data = read_split_data(settings)
         train, val = data.split("train"), data.split("val")
         if settings.data.val_pictures:
@@ -478,10 +481,11 @@ class Run:
         model, data = self.settings.model, self.settings.data
         facts = [
             ("captioner", f"{model.arch}, {_millions(self.parts.model)}"),
-            ("vision", f"{model.vision or data.features}, {_millions(self.parts.vision)}"),
+            ("vision", f"{model.vision or data.features or f'that of {model.start}'}, {_millions(self.parts.vision)}"),
             ("pictures", ", ".join(f"{name} {count:,}" for name, count in self.data.counts().items())),
             ("words", f"{len(self.parts.vocabulary):,}"),
             ("trained", f"{position.step:,} steps; the model is of step {position.kept_step:,}"),
+            ("scores", f"by {FINAL_BEAMS} beams; the curve's, made while training, by {self.settings.run.val_beams}"),
             ("time", f"{summary['minutes']:.1f} minutes on {machine(self.world.device)}"),
         ]
         reward = next((line for line in position.events if line.startswith("reward: ")), "")
@@ -522,9 +526,34 @@ def _millions(module: torch.nn.Module | None) -> str:
 def read_split_data(settings: TrainSettings) -> Dataset:
     """The data with a val split, less the training pictures that are to be left out."""
     given = settings.data
-    data = read_dataset(given.path, pictures=None if given.pictures is None else Path(given.pictures))
+    folder = None if given.pictures is None else Path(given.pictures)
+    data = read_dataset(given.path, pictures=folder, skip_broken=given.skip_broken)
+    if given.features is None:
+        data = readable(data, skip_broken=given.skip_broken, workers=given.workers)
     data = with_val(data, given.val_share)
     return data if given.without is None else without(data, Path(given.without))
+
+
+def warnings_of(data: Dataset, settings: TrainSettings) -> list[str]:
+    """What a person should know before hours are spent."""
+    out = data.left_out
+    lines = (
+        [f"left out: {len(out.broken):,} bad record{'s' * (len(out.broken) != 1)}: {some_of(out.broken)}"]
+        if out.broken
+        else []
+    )
+    lines += (
+        [f"left out: {len(out.unreadable):,} picture{'s' * (len(out.unreadable) != 1)}: {some_of(out.unreadable)}"]
+        if out.unreadable
+        else []
+    )
+    val = min(len(data.split("val")), settings.data.val_pictures or len(data))
+    if val < FEW:
+        lines.append(
+            f"warning: {val} val picture{'s' * (val != 1)} to choose the best step by, whose score is little more than "
+            f"chance: {FEW} or more say something (--set data.val_share=0.2, or a split of your own)"
+        )
+    return lines
 
 
 def with_val(data: Dataset, share: float) -> Dataset:

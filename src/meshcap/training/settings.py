@@ -66,6 +66,7 @@ class DataSettings(Record):
     pictures: str | None = None  # the folder of the pictures, where the path is a file of captions alone
     features: str | None = None  # precomputed regions instead of pictures
     without: str | None = None  # a file of ids, one a line, of training pictures to leave out
+    skip_broken: bool = False  # leave out records that make no sense and pictures that cannot be read
     val_share: float = share(0.05)  # of pictures whose file names no split
     val_pictures: int = zero_or_more(0)  # at most; 0: all
     tokenizer: str = "ptb"

@@ -6,6 +6,7 @@ A tracker is fed by the trainer and gives nothing back. Its package is imported 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import secrets
@@ -58,12 +59,8 @@ def open_trackers(
         MeshcapError: an unknown name, a package that is not installed, a tracker that refuses.
     """
     report = report or _to_stderr
+    check_trackers(names)
     asked = ["tensorboard"] if names is None else list(dict.fromkeys(names))
-    for name in asked:
-        if name not in (*TRACKERS, "none"):
-            raise MeshcapError(f"there is no tracker {name!r}, expected some of {', '.join(TRACKERS)}, or none")
-    if "none" in asked and len(asked) > 1:
-        raise MeshcapError(f"'none' and {len(asked) - 1} more trackers were asked for: leave 'none' out")
     opened: dict[str, Tracker] = {}
     for name in asked:
         if name == "none":
@@ -77,6 +74,22 @@ def open_trackers(
                 raise MeshcapError(f"{name} is not installed: {how}") from error
             report(f"no {name} here, so the run is not drawn there: {how}")
     return Trackers(opened, report)
+
+
+def check_trackers(names: Sequence[str] | None) -> None:
+    """Refuse names that mean nothing, or packages that are not installed, before anything is read.
+
+    Raises:
+        MeshcapError: which, and what to do.
+    """
+    asked = list(dict.fromkeys(names or ()))
+    for name in asked:
+        if name not in (*TRACKERS, "none"):
+            raise MeshcapError(f"there is no tracker {name!r}, expected some of {', '.join(TRACKERS)}, or none")
+        if name != "none" and name not in sys.modules and importlib.util.find_spec(name) is None:
+            raise MeshcapError(f'{name} is not installed: pip install "meshcap[{TRACKERS[name][1]}]"')
+    if "none" in asked and len(asked) > 1:
+        raise MeshcapError(f"'none' and {len(asked) - 1} more trackers were asked for: leave 'none' out")
 
 
 class Trackers:
