@@ -83,13 +83,13 @@ def check_trackers(names: Sequence[str] | None) -> None:
         MeshcapError: which, and what to do.
     """
     asked = list(dict.fromkeys(names or ()))
+    if "none" in asked and len(asked) > 1:
+        raise MeshcapError(f"'none' and {len(asked) - 1} more trackers were asked for: leave 'none' out")
     for name in asked:
         if name not in (*TRACKERS, "none"):
             raise MeshcapError(f"there is no tracker {name!r}, expected some of {', '.join(TRACKERS)}, or none")
         if name != "none" and name not in sys.modules and importlib.util.find_spec(name) is None:
             raise MeshcapError(f'{name} is not installed: pip install "meshcap[{TRACKERS[name][1]}]"')
-    if "none" in asked and len(asked) > 1:
-        raise MeshcapError(f"'none' and {len(asked) - 1} more trackers were asked for: leave 'none' out")
 
 
 class Trackers:
