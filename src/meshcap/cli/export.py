@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 def export(
     model: Annotated[str, typer.Argument(help="A model folder, a run, a name on the Hugging Face hub, or default.")],
     format: Annotated[
-        Literal["onnx", "torch"], typer.Option("--format", help="ONNX graphs, or archives of torch.export (.pt2).")
+        Literal["onnx", "torch", "web"],
+        typer.Option("--format", help="ONNX graphs, archives of torch.export (.pt2), or a page for any web host."),
     ] = "onnx",
     out: Annotated[
-        Path | None, typer.Option("--out", help="The folder to make.", show_default="MODEL-onnx, MODEL-torch")
+        Path | None,
+        typer.Option("--out", help="The folder to make.", show_default="MODEL-onnx, MODEL-torch, MODEL-web"),
     ] = None,
     bits: Annotated[Literal["8", "32"], typer.Option(help="Bits of a weight, of large matrices (ONNX).")] = "32",
     check: Annotated[
@@ -31,9 +33,19 @@ def export(
             help="A picture, or a folder of them, to caption with both and compare; may be given several times.",
         ),
     ] = None,
+    runtime: Annotated[
+        Path | None,
+        typer.Option(
+            "--runtime",
+            help="Of web: onnxruntime-web, as `npm pack onnxruntime-web` or `npm install` brings it.",
+            show_default="node_modules/onnxruntime-web",
+        ),
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Write a captioner for other runtimes, such as onnxruntime: captions without torch.
+
+    With --format web, a folder that any web host serves: a page that captions pictures in the browser.
 
     With --check, pictures are captioned before and after, greedily and with five beams, and the command says how many
     captions are the same, word for word, and what is lost where they are not.
@@ -42,15 +54,24 @@ def export(
     """
     if format == "torch" and bits == "8":
         raise MeshcapError("archives of torch keep weights in 32 bits: leave out --bits, or give --format onnx")
+    if runtime is not None and format != "web":
+        raise MeshcapError("--runtime is for --format web: leave it out")
+    if format == "web" and check:
+        raise MeshcapError("--check compares ONNX files: check them with --format onnx --bits 8, which web holds")
     if out is None:
         name = Path(model).resolve().name if Path(model).is_dir() else model.rsplit("/", 1)[-1]
-        out = Path(f"{name}-{format}" + "-int8" * (bits == "8"))
+        out = Path(f"{name}-{format}" + "-int8" * (bits == "8" and format == "onnx"))
     pictures = pictures_of(check or [])
 
     from meshcap.captioner import Captioner
-    from meshcap.export import compare, export_captioner
+    from meshcap.export import compare, export_captioner, export_web
 
     captioner = Captioner.from_pretrained(model, device="cpu", dtype="float32", backend="torch")
+    if format == "web":
+        name = Path(model).resolve().name if Path(model).is_dir() else model
+        runtime = runtime or Path("node_modules/onnxruntime-web")
+        show(out, export_web(captioner, out, runtime=runtime, name=name), [], json)
+        return
     written = export_captioner(captioner, out, format=format, bits=8 if bits == "8" else 32)
     found: list[Agreement] = []
     if pictures:

@@ -72,6 +72,13 @@ class Refused extends Error {
 }
 
 async function ask(file) {
+  if (globalThis.local) { // the model is in this browser: `meshcap export --format web`
+    try {
+      return await local.caption(file, captionOptions());
+    } catch (error) {
+      throw new Refused(422, asSentence(error.message), null);
+    }
+  }
   const body = new FormData();
   for (const [name, value] of Object.entries(captionOptions())) if (value) body.append(name, value);
   body.append("picture", file, file.name || "picture");
@@ -88,9 +95,10 @@ async function ask(file) {
   } catch { /* told by its status below */ }
   if (answer.ok) return content.results[0];
   const message = content.error ? content.error.message : `the server answered with status ${answer.status}`;
-  const sentence = message.slice(0, 1).toUpperCase() + message.slice(1) + (/[.…]$/.test(message) ? "" : ".");
-  throw new Refused(answer.status, sentence, Number(answer.headers.get("Retry-After")) || null);
+  throw new Refused(answer.status, asSentence(message), Number(answer.headers.get("Retry-After")) || null);
 }
+
+const asSentence = (message) => message.slice(0, 1).toUpperCase() + message.slice(1) + (/[.…?]$/.test(message) ? "" : ".");
 
 let running = 0;
 function work() {
@@ -653,7 +661,7 @@ const narrow = matchMedia("(max-width: 980px)");
 const fold = () => { $("options").open = !narrow.matches; }; // where they would stand in the way
 narrow.addEventListener("change", fold);
 fold();
-fetch("version").then((answer) => {
+if (!globalThis.local) fetch("version").then((answer) => {
   if (answer.status === 401) $("key-field").hidden = false;
   return answer.ok ? answer.json() : null;
 }).then((facts) => {
