@@ -18,6 +18,8 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md", "model-card.md": "MODEL_CARD.md"}
 GALLERY = "<!-- gallery -->"
+# What `meshcap export default --format web --out try` writes: the site has it where it is there.
+TRY, TRY_LINK = ROOT / "try", "<!-- try -->"
 WRONG = ("astronaut.jpg", "cat.jpg", "raccoon.jpg", "rocket.jpg")  # captions that are not true: the model card has them
 
 
@@ -49,6 +51,8 @@ def on_files(files: Files, config: Any) -> Files:
             files.append(File.generated(config, page, content=from_root(text)))
     for picture in sorted((ROOT / "examples").glob("*.jpg")):
         files.append(File.generated(config, f"examples/{picture.name}", abs_src_path=str(picture)))
+    for path in sorted(TRY.glob("*")):
+        files.append(File.generated(config, f"try/{path.name}", abs_src_path=str(path)))
     return files
 
 
@@ -72,7 +76,16 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return markdown
     depth = page.file.src_uri.count("/")
     markdown = site_links(markdown, to_root="../" * (depth + 1), to_docs="../" * depth)
-    return markdown.replace(GALLERY, gallery())
+    return markdown.replace(GALLERY, gallery()).replace(TRY_LINK, try_link())
+
+
+def try_link(folder: Path = TRY) -> str:
+    """A button to the captioner in the browser, where it was built; it weighs too much for the repository."""
+    if not (folder / "index.html").is_file():
+        return ""
+    size = sum((folder / f"{one}.onnx.gz").stat().st_size for one in ("see", "say"))
+    button = "[Try it in your browser](try/index.html){ .md-button .md-button--primary }"
+    return f"{button} Loads {size / 1e6:.0f} MB once. Pictures stay on your machine."
 
 
 def gallery(captions: Path = ROOT / "examples" / "captions.json") -> str:

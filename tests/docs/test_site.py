@@ -121,6 +121,13 @@ def test_gallery(hooks: ModuleType, tmp_path: Path) -> None:
     )
 
 
+def test_the_captioner_in_the_browser_is_linked_where_it_was_built(hooks: ModuleType, tmp_path: Path) -> None:
+    assert hooks.try_link(tmp_path) == ""
+    for name in ("index.html", "see.onnx.gz", "say.onnx.gz"):
+        (tmp_path / name).write_bytes(b"x" * 1_000_000)
+    assert "(try/index.html)" in hooks.try_link(tmp_path) and "Loads 2 MB" in hooks.try_link(tmp_path)
+
+
 def test_links(hooks: ModuleType) -> None:
     assert hooks.from_root("[a](docs/model.md#b) [c](CHANGELOG.md)") == "[a](model.md#b) [c](changelog.md)"
     links = hooks.site_links("[c](../../CHANGELOG.md) [r](../../README.md)", to_root="../../", to_docs="../")

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from meshcap.captioner import Captioner
+from meshcap.options import NAMES
 from serving import small
 from serving.browser import Browser, find
 
@@ -367,6 +368,29 @@ def test_nothing_comes_from_elsewhere(browser: Browser, photo: Path, address: st
     )
     assert not browser.evaluate("'written' in window")  # nor from a picture's name that got into the page
     assert len(browser.complaints) == 1 and "Content Security Policy" in browser.complaints.pop()
+
+
+def test_the_interfaces_are_described(window: Browser, address: str) -> None:
+    """Every operation of openapi.json, with its fields, and nothing from elsewhere."""
+    window.complaints.clear()
+    window.look(1200, 900)
+    window.open(f"{address}docs")
+    window.wait("document.querySelectorAll('.operation').length")
+    shown = window.evaluate(
+        "[...document.querySelectorAll('.operation')].map((one) => [...one.querySelectorAll('.method, .path')]"
+        ".map((part) => part.textContent).join(' ').replace(/^[A-Z]+/, (method) => method.toLowerCase()))"
+    )
+    paths = window.evaluate("fetch('openapi.json').then((answer) => answer.json()).then((given) => given.paths)")
+    assert sorted(shown) == sorted(f"{method} {path}" for path, methods in paths.items() for method in methods)
+    assert shown[0] == "post /v1/caption"
+    fields = set(
+        window.evaluate(
+            "[...document.querySelectorAll('.operation td:first-child code')].map((one) => one.textContent)"
+        )
+    )
+    assert {*NAMES, "picture", "images", "messages", "image_url", "confidence", "usage"} <= fields
+    asked = window.evaluate("performance.getEntriesByType('resource').map((one) => one.name)")
+    assert all(one.startswith((address, "data:")) for one in asked) and window.complaints == []
 
 
 @pytest.mark.parametrize("size", [(200, 900), (900, 200), (64, 64)])

@@ -61,6 +61,8 @@ PAGE = {
     "/": ("index.html", "text/html"),
     "/page.css": ("page.css", "text/css"),
     "/page.js": ("page.js", "text/javascript"),
+    "/docs": ("docs.html", "text/html"),
+    "/docs.js": ("docs.js", "text/javascript"),
 }
 PUBLIC = (*PAGE, "/health", "/ready", "/openapi.json")  # no key needed
 COUNTED_PATHS = (*PUBLIC, "/version", "/metrics", "/v1/caption", "/v1/remember", *protocols.PATHS)
@@ -95,7 +97,7 @@ def create_app(
         version=meshcap.__version__,
         description="Captions for pictures.",
         lifespan=lifespan,
-        docs_url=None,  # these pages load scripts from another host
+        docs_url=None,  # FastAPI's pages load scripts from another host; ours is at /docs
         redoc_url=None,
         responses={status: {"model": ErrorResponse, "description": REFUSALS[status]} for status in (401, 403, 405)},
     )

@@ -7,7 +7,19 @@ globalThis.local = (() => {
   let worker = null;
   let number = 0;
 
+  let facts = ""; // of the model, as it was loaded
+  let memory = ""; // of the page, where the browser tells
+
   const megabytes = (bytes) => Math.round(bytes / 1e6);
+
+  async function measured(seconds) {
+    about.textContent = `${facts}; ${seconds.toFixed(1)} s for the last picture${memory}`;
+    if (memory || !globalThis.crossOriginIsolated || !performance.measureUserAgentSpecificMemory) return;
+    memory = " ";
+    const { bytes } = await performance.measureUserAgentSpecificMemory();
+    memory = `, ${megabytes(bytes)} MB of memory`;
+    about.textContent += memory;
+  }
 
   function told({ data }) {
     if (data.bytes) about.textContent = `Loading the model: ${megabytes(data.loaded)} of ${megabytes(data.bytes)} MB`;
@@ -15,7 +27,8 @@ globalThis.local = (() => {
     if (data.ready) {
       const { name, words, gpu, threads, seconds } = data.ready;
       const by = gpu ? "the graphics card" : `${threads} thread${threads === 1 ? "" : "s"}`;
-      about.textContent = `${name}, ${words.toLocaleString("en")} words; loaded in ${seconds.toFixed(1)} s, runs on ${by}`;
+      facts = `${name}, ${words.toLocaleString("en")} words; loaded in ${seconds.toFixed(1)} s, runs on ${by}`;
+      about.textContent = facts;
       document.body.dataset.ready = JSON.stringify(data.ready);
     }
     if (!asked.has(data.id)) return;
@@ -23,6 +36,7 @@ globalThis.local = (() => {
     asked.delete(data.id);
     if (data.error) reject(new Error(data.error));
     else resolve(data.found);
+    if (data.found) measured(data.found.seconds);
   }
 
   // Threads need two headers that a plain web host does not send: a service worker adds them, and keeps the files, so
