@@ -16,7 +16,8 @@ async function load() {
   const start = performance.now();
   model = await (await fetched("model.json")).json();
   language = new Language(model);
-  const gpu = navigator.gpu && model.runtime.webgpu ? await navigator.gpu.requestAdapter().catch(() => null) : null;
+  const found = navigator.gpu && model.runtime.webgpu ? await navigator.gpu.requestAdapter().catch(() => null) : null;
+  const gpu = found && !(found.info && found.info.isFallbackAdapter) ? found : null; // that one only pretends to be a card
   const runtime = model.runtime[gpu ? "webgpu" : "wasm"];
   ort = await import(`./${runtime.main}`);
   // Threads share memory, which browsers allow where the host sends two headers: see the documentation.
@@ -33,7 +34,7 @@ async function load() {
     });
     // Weights of 8 bits are made float32 once, when the session is made: see meshcap/backends/onnx_backend.py.
     const extra = { session: { disable_quant_qdq: "1", use_device_allocator_for_initializers: "1" } };
-    sessions[name] = await ort.InferenceSession.create(graph, { executionProviders: providers, extra });
+    sessions[name] = await ort.InferenceSession.create(graph, { executionProviders: providers, logSeverityLevel: 3, extra });
   }
   postMessage({
     ready: { name: model.name, words: model.words.length, threads, gpu: Boolean(gpu), seconds: (performance.now() - start) / 1000 },
