@@ -547,7 +547,7 @@ class Captioner:
                 self.memory = default_place()
         return self._memory
 
-    def open_memory(self, place: str | Path | None = None, *, engine: str = "exact") -> Any:
+    def open_memory(self, place: str | Path | None = None, *, engine: str | None = None) -> Any:
         """The memory; where there is none, a store is opened or made: in `place`, or in the user's data folder."""
         if place is None and self._memory is not None:
             return self._memory

@@ -471,3 +471,29 @@ def test_links_and_pipes_in_a_store(tmp_path: Path, name: str) -> None:
         with contextlib.suppress(MeshcapError):
             FolderStore(folder).add(vectors(1), entries(1))
         assert victim.read_bytes() == b"precious" and not new.exists()
+
+
+# An index.
+
+
+def test_an_index_of_usearch(tmp_path: Path) -> None:
+    pytest.importorskip("usearch", reason="no usearch: pip install 'meshcap[memory]'")
+    kept = FolderStore.create(tmp_path / "m", vision="v", width=WIDTH, engine="usearch")
+    other = RamStore("v", WIDTH)
+    for one in (kept, other):
+        one.add(vectors(3000), entries(3000))
+    asked = vectors(50, seed=1)
+    assert kept.nearest(asked, 10) == other.nearest(asked, 10)  # without an index yet
+    assert kept.build_index(always=True) and not kept.build_index()
+    found, exact = kept.nearest(asked, 10), other.nearest(asked, 10)
+    assert np.mean([len(set(a) & set(b)) / 10 for a, b in zip(found, exact, strict=True)]) > 0.9
+    for one in (kept, other):
+        one.add(vectors(1, seed=9), [Entry(("after the index",), time=1.0)])
+    assert kept.nearest(vectors(1, seed=9), 1) == other.nearest(vectors(1, seed=9), 1)
+    index = file_of(tmp_path / "m", "index")
+    content = index.read_bytes()
+    index.write_bytes(content[: len(content) // 2])  # damaged: all are compared
+    assert FolderStore(tmp_path / "m").nearest(asked, 10) == other.nearest(asked, 10)
+    kept.forget([5])
+    other.forget([5])
+    assert not list((tmp_path / "m").glob("index-*")) and kept.nearest(asked, 10) == other.nearest(asked, 10)

@@ -51,9 +51,9 @@ def read_shown(path: str | os.PathLike[str]) -> list[Shown]:
     Raises:
         MeshcapError: none of these.
     """
+    if is_store(os.fspath(path)):
+        return list(_of_store(os.fspath(path)))
     place = Path(path)
-    if is_store(place):
-        return list(_of_store(place))
     if place.is_dir():
         beside = list(_sidecars(place))
         if beside:
@@ -67,7 +67,7 @@ def read_shown(path: str | os.PathLike[str]) -> list[Shown]:
     return found
 
 
-def _of_store(place: Path) -> Iterator[Shown]:
+def _of_store(place: str) -> Iterator[Shown]:
     shards: dict[str, dict[str, Any]] = {}  # tar -> member's path -> what reads it
     for entry in open_store(place).entries():
         if not entry.source:

@@ -38,8 +38,12 @@ def remember(
     source: Annotated[str | None, typer.Option(help="What to know PHOTO by.", show_default="its path")] = None,
     memory: Place = None,
     engine: Annotated[
-        Literal["exact", "usearch"], typer.Option(help="Of a new memory: usearch is faster with millions of pictures.")
-    ] = "exact",
+        Literal["exact", "usearch", "lance"] | None,
+        typer.Option(
+            help="Of a new memory: exact to a million pictures, usearch for more, lance for many machines.",
+            show_default="exact; lance at s3://… and the like",
+        ),
+    ] = None,
     model: options.Model = "default",
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
@@ -53,16 +57,16 @@ def remember(
     Example: meshcap remember rex.jpg "Rex on the sofa" --name Rex
     """
     from meshcap.batch.remember import read_shown, remember_all
-    from meshcap.memory import default_place, is_store
+    from meshcap.memory import default_place, is_address, is_store
 
     captions = [one for one in said or [] if one.strip()]
-    several = Path(shown).is_dir() or not _is_picture(shown)
+    several = is_address(shown) or Path(shown).is_dir() or not _is_picture(shown)
     if several and (said or name or source):
         raise MeshcapError(f"{shown} says itself what to remember: captions, --name and --source are for one picture")
     if not several and not captions:
         raise MeshcapError(f'an empty caption was given: say what to remember, meshcap remember {shown} "Rex at home"')
     place = memory or str(default_place())
-    if several and is_store(shown) and os.path.realpath(shown) == os.path.realpath(place):
+    if several and is_store(shown) and (shown == place or os.path.realpath(shown) == os.path.realpath(place)):
         raise MeshcapError(f"{shown} would be remembered in itself: name a new --memory")
     listed = read_shown(shown) if several else []
     captioner = options.load_captioner(model, device, dtype, threads)

@@ -5,17 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from meshcap.memory.store import (
-    Entry,
-    FolderStore,
-    Neighbour,
-    RamStore,
-    Store,
-    create_store,
-    default_place,
-    is_store,
-    open_store,
-)
+from meshcap.memory.places import create_store, default_place, is_address, is_store, open_store
+from meshcap.memory.store import Entry, FolderStore, Neighbour, RamStore, Store
 
 if TYPE_CHECKING:
     from meshcap.memory.hopfield import Hopfield, HopfieldPooling, HopfieldStore, modern_energy, retrieve
@@ -38,6 +29,7 @@ __all__ = [
     "TuringMachine",
     "create_store",
     "default_place",
+    "is_address",
     "is_store",
     "modern_energy",
     "open_store",

@@ -31,7 +31,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -53,7 +53,6 @@ PATIENCE = 30.0  # seconds that a writer waits for another
 NOT_INDEXED = 20_000  # rows outside of an index, or a tenth of those in it, that are worth making it again
 
 EngineName = Literal["exact", "usearch"]
-ENGINES = ("exact", "usearch")
 
 
 @dataclass(frozen=True)
@@ -178,7 +177,7 @@ def _says(entry: Entry, words: list[str]) -> bool:
     return all(word in said for word in words)
 
 
-def _expect_k(k: int) -> None:
+def expect_k(k: int) -> None:
     if k < 1:
         raise MeshcapError(f"k is {k}, expected 1 or more neighbours")
 
@@ -206,7 +205,7 @@ class RamStore(Store):
         return ids
 
     def nearest(self, vectors: Any, k: int) -> list[list[Neighbour]]:
-        _expect_k(k)
+        expect_k(k)
         places, similar = nearest_rows(Query(self._checked(vectors)), self._rows, self._norms, k)
         return [
             [Neighbour.of(float(one), self._entries[place]) for place, one in zip(*row, strict=True)]
@@ -248,7 +247,7 @@ class Settings(NamedTuple):
         right = {
             "vision": lambda one: isinstance(one, str),
             "width": lambda one: type(one) is int and 0 < one <= MOST_WIDTH,
-            "engine": lambda one: isinstance(one, str) and one in ENGINES,
+            "engine": lambda one: isinstance(one, str) and one in get_args(EngineName),
             "generation": lambda one: type(one) is int and 0 <= one < MOST_NUMBER,
             "next_id": lambda one: type(one) is int and 0 <= one < MOST_NUMBER,
         }
@@ -258,47 +257,6 @@ class Settings(NamedTuple):
             if not fits(found[name]):
                 raise MeshcapError(f"{path} has the {name} {str(found[name])[:40]!r}: it is damaged")
         return cls(**{name: found[name] for name in cls._fields})
-
-
-def is_store(place: str | Path) -> bool:
-    """Whether a memory is there."""
-    return (Path(place) / SETTINGS).is_file()
-
-
-def open_store(place: str | Path) -> Store:
-    """The memory in a folder.
-
-    Raises:
-        MeshcapError: there is none, or one of another version.
-    """
-    return FolderStore(place)
-
-
-def create_store(place: str | Path, *, vision: str, width: int, engine: str = "exact") -> Store:
-    """The memory in a folder, made where there is none.
-
-    Args:
-        engine: how near entries are found; "usearch" is faster with millions of them.
-    """
-    if engine not in ENGINES:
-        raise MeshcapError(f"engine is {engine!r}, expected {', '.join(ENGINES)}")
-    if is_store(place):
-        return open_store(place)
-    return FolderStore.create(place, vision=vision, width=width, engine="usearch" if engine == "usearch" else "exact")
-
-
-def default_place() -> Path:
-    """The folder of a user's own memory: below $XDG_DATA_HOME, or where the system keeps what programs know."""
-    home = os.environ.get("XDG_DATA_HOME")
-    if home and os.path.isabs(home):
-        base = Path(home)
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Application Support"
-    elif os.name == "nt":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    else:
-        base = Path.home() / ".local" / "share"
-    return base / "meshcap" / "memory"
 
 
 class _Snapshot(NamedTuple):
@@ -387,7 +345,7 @@ class FolderStore(Store):
     # Reading.
 
     def nearest(self, vectors: Any, k: int) -> list[list[Neighbour]]:
-        _expect_k(k)
+        expect_k(k)
         query = Query(self._checked(vectors))
         while True:
             now = self._refresh()
