@@ -1,15 +1,31 @@
 """How the captioner in the package learned to read a memory: 3.6 M weights beside an M² that stays as it is.
 
-    python recipes/memory_level.py prepare dataset_coco.json.gz train2017 DATA
+    meshcap data pack dataset_coco.json.gz --pictures train2017 --out packed --format avif --quality 42 \\
+        --shard-mb 46 --skip-broken
+    python recipes/memory_level.py prepare packed DATA     # or: dataset_coco.json.gz DATA --pictures train2017
     python recipes/memory_level.py train DATA OUT --objects objects.json.gz --minutes 12     # on one GPU of 80 GB
 
-`prepare` writes the pictures as the captioner reads them (18 GB) and all captions as ids. `train`:
+`prepare` writes the pictures as the captioner reads them (18 GB) and all captions as ids, on any machine. `train`:
 
 1. looks at all pictures once; their regions stay on the device;
 2. finds, for each, the nearest among the training pictures (itself and ten duplicates of val and test left out);
 3. lets the level learn, first by cross-entropy, which is short because it draws captions away from what self-critical
    training made of them, then by that (CIDEr-D and objects, as in recipes/coco.sh);
-4. captions val and test with and without memory: COCO's results files for `meshcap score`.
+4. captions val and test with and without memory, and test with stores of 10, 100 and 1,000 pictures: COCO's results
+   files. It writes memory.safetensors, memory.json and centre.safetensors: a model folder with these reads memories.
+
+Afterwards, on any machine: differences with paired intervals, and CHAIR, of what was saved; then Flickr8k, untrained,
+with what its 6,000 training pictures say.
+
+    meshcap score OUT/test_without.json OUT/test_with.json OUT/test_1000.json OUT/test_100.json OUT/test_10.json \\
+        --references dataset_coco.json.gz --subset --objects objects.json.gz
+    meshcap remember "flickr8k/train-{0..2}.tar" --model MODEL --memory flickr8k-memory
+    meshcap evaluate MODEL flickr8k/test-0.tar --out without
+    meshcap evaluate MODEL flickr8k/test-0.tar --out with --memory flickr8k-memory
+    python benchmarks/memory.py names --model MODEL
+
+`centre` makes centre.safetensors alone, of 2,000 training pictures: that is how the one in the package was made, which
+`train` keeps, so that what people remembered before stays valid.
 
 What is remembered is drawn at random: how many entries, which of their captions, now and then those of any picture, so
 that the gate learns to close. In a quarter of the pictures one noun of what is remembered is made a word that nobody
@@ -22,11 +38,10 @@ from __future__ import annotations
 
 import argparse
 import copy
-import gzip
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -38,6 +53,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from meshcap import Captioner
+from meshcap.data.dataset import Sample
+from meshcap.data.read import read_dataset
 from meshcap.decoding import Beam, Graphs, Greedy, Rules, Sampling, Strategy, decode
 from meshcap.folders import CENTRE
 from meshcap.metrics.reward import CiderReward
@@ -50,10 +67,11 @@ from meshcap.text.tokenizers import tokenize_each
 from meshcap.training.losses import advantages
 from meshcap.weights import save_weights
 
-SPLITS = {"train": 0, "restval": 0, "val": 1, "test": 2}
+SPLITS = {"train": 0, "val": 1, "test": 2}
 # Training pictures that are also in val or test: `meshcap data check` finds them.
 DUPLICATES = {113159, 139571, 212646, 23587, 388662, 397819, 445323, 484069, 48636, 75906}
 LONGEST, READ = 21, 16  # words of a caption, and of a remembered one
+STORES = (10, 100, 1000)  # pictures in small ones
 NEAREST = 32  # that memories are drawn from
 MADE_UP, FAR = 0.25, 0.15  # shares of pictures with a made-up word, and with memories of any other picture
 HIDDEN = 0.3  # of the regions
@@ -65,12 +83,11 @@ NO_THINGS = "top front back side it other one lot couple group bunch pair ground
 # Preparing.
 
 
-def caption_table(path: Path, vocabulary: Vocabulary) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """Ids of pictures, splits (P,), and captions (P, 5, 21) of Karpathy's file."""
-    images = json.loads((gzip.open if path.suffix == ".gz" else open)(path).read())["images"]
-    texts = [[one["raw"] for one in image["sentences"]][:5] for image in images]
+def caption_table(samples: Sequence[Sample], vocabulary: Vocabulary) -> np.ndarray:
+    """The first five captions of each picture as ids (P, 5, 21); where there are fewer, the first again."""
+    texts = [sample.captions[:5] for sample in samples]
     tokens = tokenize_each(vocabulary.tokenizer, (text for five in texts for text in five))
-    ids = np.full((len(images), 5, LONGEST), vocabulary.pad, np.int16)
+    ids = np.full((len(texts), 5, LONGEST), vocabulary.pad, np.int16)
     for row, five in enumerate(texts):
         for place in range(5):
             if place < len(five):
@@ -78,8 +95,7 @@ def caption_table(path: Path, vocabulary: Vocabulary) -> tuple[list[str], np.nda
                 ids[row, place, : len(words)] = words
             else:
                 ids[row, place] = ids[row, 0]
-    names = [str(image["cocoid"]) for image in images]
-    return names, np.array([SPLITS[image["split"]] for image in images], np.int8), ids
+    return ids
 
 
 def nouns(ids: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
@@ -96,20 +112,30 @@ def nouns(ids: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
     return found
 
 
-def prepare(captions: Path, pictures: Path, out: Path, model: str) -> None:
+def is_there(sample: Sample) -> bool:
+    return sample.picture is not None and sample.picture.path.is_file()
+
+
+def prepare(data: Path, pictures: Path | None, out: Path, model: str, most: int | None = None) -> None:
     captioner = Captioner.from_pretrained(model, device="cpu")
     out.mkdir(parents=True, exist_ok=True)
-    names, split, ids = caption_table(captions, captioner.vocabulary)
-    there = [row for row, name in enumerate(names) if (pictures / f"{int(name):012d}.jpg").is_file()]
-    first = captioner.read(pictures / f"{int(names[there[0]]):012d}.jpg")
-    shape = (len(there), *first.shape[1:], 3)
+    samples = list(read_dataset(data, pictures=pictures).samples)
+    ids = caption_table(samples, captioner.vocabulary)
+    split = np.array([SPLITS[sample.split] for sample in samples], np.int8)
+    noun = nouns(ids[split == 0], captioner.vocabulary)
+    there = [row for row, one in enumerate(samples) if is_there(one)][:most]
+
+    def read(row: int) -> np.ndarray:
+        return captioner.read(samples[row].picture.read())
+
+    shape = (len(there), *read(there[0]).shape[1:], 3)
     pixels = np.lib.format.open_memmap(out / "pixels.npy", "w+", np.uint8, shape)
     with ThreadPoolExecutor() as pool:
-        read = pool.map(lambda row: captioner.read(pictures / f"{int(names[row]):012d}.jpg"), there)
-        for place, one in enumerate(read):
-            pixels[place] = one.transpose(1, 2, 0)
-    noun = nouns(ids[split == 0], captioner.vocabulary)
-    kept = np.array([int(names[row]) for row in there])
+        for start in range(0, len(there), 1024):
+            rows = there[start : start + 1024]
+            for place, one in enumerate(pool.map(read, rows), start):
+                pixels[place] = one.transpose(1, 2, 0)
+    kept = np.array([int(samples[row].id) for row in there])
     np.savez_compressed(out / "captions.npz", names=kept, split=split[there], ids=ids[there], noun=noun)
 
 
@@ -162,15 +188,14 @@ def centre_of(parts: Iterable[Tensor]) -> Tensor:
     return torch.cat([F.normalize(part.float(), dim=-1).mean(1) for part in parts]).mean(0)
 
 
-def write_centre(captions: Path, pictures: Path, out: Path, model: str, count: int) -> None:
+def write_centre(data: Path, pictures: Path | None, out: Path, model: str, count: int) -> None:
     """The centre of some training pictures, into a model folder."""
     captioner = Captioner.from_pretrained(model)
-    names, split, _ = caption_table(captions, captioner.vocabulary)
-    order = np.random.default_rng(0).permutation(np.nonzero(split == 0)[0])
-    paths = (pictures / f"{int(names[row]):012d}.jpg" for row in order)
-    chosen = list(islice((path for path in paths if path.is_file()), count))
+    samples = read_dataset(data, pictures=pictures).samples
+    order = np.random.default_rng(0).permutation([row for row, one in enumerate(samples) if one.split == "train"])
+    chosen = list(islice((samples[row] for row in order if is_there(samples[row])), count))
     batches = (chosen[start : start + 8] for start in range(0, len(chosen), 8))
-    centre = centre_of(captioner.see([captioner.read(path) for path in some]).features for some in batches)
+    centre = centre_of(captioner.see([captioner.read(one.picture.read()) for one in some]).features for some in batches)
     save_weights(out / CENTRE, {"centre": centre.cpu()})
 
 
@@ -462,15 +487,41 @@ def train(data: Path, out: Path, objects: str | None, args: argparse.Namespace) 
     log("self-critical:", step, "steps")
     found = validate("end")
     way = max(found, key=lambda name: found[name])
-    for name, part in (("val", val_at), ("test", test_at)):
-        for kind, memory_of in (("without", None), ("with", lambda at: remembered(at, way))):
-            rows = []
-            for at in part.split(250):
-                best = speaker.search(at, memory_of and memory_of(at), Beam(5), rules).tolist()
-                pictures_of = kept["names"][at.cpu().numpy()].tolist()
-                texts = [vocabulary.sentence(one) for one in best]
-                rows += [{"image_id": one, "caption": text} for one, text in zip(pictures_of, texts, strict=True)]
-            (out / f"{name}_{kind}.json").write_text(json.dumps(rows))
+
+    def captions_of(part: Tensor, memory_of: Callable[[Tensor], list[Tensor]] | None) -> list[dict[str, object]]:
+        rows: list[dict[str, object]] = []
+        for at in part.split(250):
+            best = speaker.search(at, memory_of and memory_of(at), Beam(5), rules).tolist()
+            texts = [vocabulary.sentence(one) for one in best]
+            rows += [
+                {"image_id": one, "caption": text}
+                for one, text in zip(kept["names"][at.cpu().numpy()].tolist(), texts, strict=True)
+            ]
+        return rows
+
+    def small(size: int) -> Callable[[Tensor], list[Tensor]]:
+        """What a store of so many pictures recalls."""
+        n, each = WAYS[way]
+        store = train_at[torch.randperm(len(train_at), generator=torch.Generator().manual_seed(5))[:size].to(device)]
+
+        def memory_of(at: Tensor) -> list[Tensor]:
+            return shelf.memories(*nearest(pictures.vectors[at], pictures.vectors, store, n), each)
+
+        return memory_of
+
+    kinds = {"without": None, "with": lambda at: remembered(at, way)}
+    jobs = [
+        (f"{split}_{kind}", part, of)
+        for split, part in (("val", val_at), ("test", test_at))
+        for kind, of in kinds.items()
+    ]
+    jobs += [(f"test_{size}", test_at, small(size)) for size in STORES if size < len(train_at)]
+    for name, part, memory_of in jobs:
+        (out / f"{name}.json").write_text(json.dumps(captions_of(part, memory_of)))
+        log("captioned", name)
+    sizes = {"entries": WAYS[way][0]}  # what the captioner asks a store for
+    level_file = out / "memory.json"
+    level_file.write_text(json.dumps(json.loads(level_file.read_text()) | sizes, indent=2) + "\n")
     log("captions by", way)
 
 
@@ -478,19 +529,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="default")
     commands = parser.add_subparsers(dest="command", required=True)
-    one = commands.add_parser("prepare")
-    for name in ("captions", "pictures", "data"):
-        one.add_argument(name, type=Path)
-    three = commands.add_parser("centre")
-    for name in ("captions", "pictures", "out"):
-        three.add_argument(name, type=Path)
-    three.add_argument("--count", type=int, default=2000)
+    for name in ("prepare", "centre"):
+        one = commands.add_parser(name)
+        one.add_argument("captions", type=Path, help="a dataset: Karpathy's file, or a folder of shards")
+        one.add_argument("data", type=Path, help="the folder that is written")
+        one.add_argument("--pictures", type=Path, help="their folder, where the dataset holds none")
+        one.add_argument("--count", type=int, help="of the pictures; centre: 2,000 unless told")
     two = commands.add_parser("train")
     for name in ("data", "out"):
         two.add_argument(name, type=Path)
     two.add_argument("--objects", help="which of COCO's objects are in each picture, as in recipes/coco.sh")
     two.add_argument("--minutes", type=float, default=12.0)
-    two.add_argument("--finish", type=float, default=60.0, help="seconds of them for captions at the end")
+    two.add_argument("--finish", type=float, default=100.0, help="seconds of them for captions at the end")
     two.add_argument("--xe-steps", type=int, default=500)
     two.add_argument("--batch", type=int, default=256)
     two.add_argument("--samples", type=int, default=5)
@@ -498,9 +548,9 @@ def main() -> None:
     two.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     if args.command == "prepare":
-        prepare(args.captions, args.pictures, args.data, args.model)
+        prepare(args.captions, args.pictures, args.data, args.model, args.count)
     elif args.command == "centre":
-        write_centre(args.captions, args.pictures, args.out, args.model, args.count)
+        write_centre(args.captions, args.pictures, args.data, args.model, args.count or 2000)
     else:
         train(args.data, args.out, args.objects, args)
 

@@ -10,6 +10,7 @@ from PIL import Image
 
 import tiny_captioner
 from meshcap.models.memory_level import MemoryLevel
+from meshcap.weights import read_weights
 from recipes import memory_level as recipe
 
 PLAIN = "a dog on the grass", "a red dog in grass", "the dog", "a dog with a cat", "a dog of the horse"
@@ -26,8 +27,9 @@ def prepared(tmp_path_factory):
         pixels = random.integers(0, 256, (48, 48, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(folder / "pictures" / f"{number:012d}.jpg")
         split = "val" if number > 17 else "test" if number > 14 else "restval" if number % 2 else "train"
-        images.append({"cocoid": number, "split": split, "sentences": [{"raw": text} for text in PLAIN]})
-    images.append({**images[-1], "cocoid": 99})  # no such picture
+        said = [{"raw": text} for text in PLAIN]
+        images.append({"cocoid": number, "filename": f"{number:012d}.jpg", "split": split, "sentences": said})
+    images.append({**images[-1], "cocoid": 99, "filename": "99.jpg"})  # no such picture
     (folder / "captions.json").write_text(json.dumps({"images": images}))
     recipe.prepare(folder / "captions.json", folder / "pictures", folder / "data", str(folder / "model"))
     return folder
@@ -40,6 +42,30 @@ def test_prepared(prepared) -> None:
     assert kept["split"].tolist() == [0] * 14 + [2] * 3 + [1] * 3
     assert vocabulary.decode(kept["ids"][0, 3].tolist()) == "a dog with a cat".split()
     assert np.load(prepared / "data" / "pixels.npy").shape == (20, 48, 48, 3)
+
+
+def test_prepared_of_shards(prepared, tmp_path) -> None:
+    from meshcap.data.pack import PackSettings, pack
+    from meshcap.data.read import read_dataset
+
+    dataset = read_dataset(prepared / "captions.json", pictures=prepared / "pictures")
+    pack(dataset, tmp_path / "packed", PackSettings(size=0), skip_broken=True, workers=1)
+    recipe.prepare(tmp_path / "packed", None, tmp_path / "data", str(prepared / "model"))
+    ours, theirs = (np.load(folder / "data" / "captions.npz") for folder in (tmp_path, prepared))
+    order = np.argsort(ours["names"])
+    for name in ("names", "split", "ids"):
+        assert np.array_equal(ours[name][order], theirs[name])
+    assert np.array_equal(ours["noun"], theirs["noun"])
+    pixels = np.load(tmp_path / "data" / "pixels.npy")
+    assert np.array_equal(pixels[order], np.load(prepared / "data" / "pixels.npy"))
+
+
+def test_the_centre_is_what_pictures_share(prepared, tmp_path) -> None:
+    recipe.write_centre(prepared / "captions.json", prepared / "pictures", tmp_path, str(prepared / "model"), 14)
+    pixels = np.load(prepared / "data" / "pixels.npy")[:14].transpose(0, 3, 1, 2)
+    features = tiny_captioner.build().see(list(pixels)).features
+    expected = (features / features.norm(dim=-1, keepdim=True)).mean((0, 1))
+    torch.testing.assert_close(read_weights(tmp_path / "centre.safetensors")["centre"], expected)
 
 
 def test_nouns_stand_between_articles_and_what_follows_nouns() -> None:
@@ -71,7 +97,7 @@ def test_trained(prepared, tmp_path, monkeypatch, capsys) -> None:
     recipe.train(prepared / "data", tmp_path, None, given)
     level = MemoryLevel.load(tmp_path / "memory.safetensors")
     assert level.nouns.nonzero().tolist() == [[tiny_captioner.WORDS.index("dog")]]  # others are seen too rarely
-    for name, count in (("val_with", 3), ("val_without", 3), ("test_with", 3), ("test_without", 3)):
+    for name, count in (("val_with", 3), ("val_without", 3), ("test_with", 3), ("test_without", 3), ("test_10", 3)):
         rows = json.loads((tmp_path / f"{name}.json").read_text())
         assert len(rows) == count
         assert all(row["caption"] for row in rows)
