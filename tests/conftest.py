@@ -13,6 +13,8 @@ def pytest_configure() -> None:
     # What a person remembers on this machine changes captions: tests begin with nothing.
     os.environ["XDG_DATA_HOME"] = os.path.join(tempfile.gettempdir(), f"meshcap-tests-{os.getpid()}-nothing")
 
+    os.environ["TERM"] = "xterm"  # a dumb terminal, as some runners have, is always 80 columns wide
+
     # The same examples every time: a failure is a change in the code, never luck. Nothing is timed.
     settings.register_profile("meshcap", derandomize=True, deadline=None, max_examples=30)
     settings.load_profile("meshcap")

@@ -472,7 +472,7 @@ class Captioner:
             raise MeshcapError(f"regions of {len(regions)} pictures were given, expected those of one")
         self.backend.check(regions)
         captions = [
-            self._speaker.caption_of(self.vocabulary.decode(words), log_probs)
+            self._speaker.caption_of(words, log_probs)
             for words, log_probs in zip(ids, self.backend.score(regions, ids), strict=True)
         ]
         return captions[0] if isinstance(text, str) else captions

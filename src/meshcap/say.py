@@ -64,15 +64,14 @@ class Speaker:
 
     def _hypothesis(self, found: Hypotheses, picture: int, rank: int, options: CaptionOptions) -> Caption:
         ids, log_probs = _said(found, picture, rank)
-        words = self._known(found).decode(ids)
-        caption = self.caption_of(words, log_probs, bool(found.finished[picture, rank]))
+        caption = self.caption_of(ids, log_probs, bool(found.finished[picture, rank]), self._known(found))
         caption = replace(caption, score=float(found.scores[picture, rank]))
-        places = list(range(len(words)))
+        places = list(range(len(caption.words)))
         if found.extension is not None:
-            fitting = self._fit(words, ids, found.extension)
+            fitting = self._fit(caption.words, ids, found.extension)
             words, places = list(fitting.values()), list(fitting)
-            text, log_probs = self._sentence(words, caption.finished), _merged(log_probs, places)
-            caption = replace(caption, text=text, words=words, log_probs=log_probs)
+            text = self.vocabulary.sentence([*words, SPECIAL[3]] if caption.finished else words)
+            caption = replace(caption, text=text, words=words, log_probs=_merged(log_probs, places))
         if options.must:
             missing = len(options.must) - int(found.satisfied[picture, rank])
             warning = _warning(options, missing, caption.probability, float(found.unconstrained[picture]))
@@ -83,15 +82,15 @@ class Speaker:
                 caption = replace(caption, memory=found.attention["listened"][picture, rank, places].tolist())
         return caption
 
-    def caption_of(self, words: list[str], log_probs: list[float], finished: bool = True) -> Caption:
-        """A caption of words that were judged one by one, and the end with them."""
+    def caption_of(
+        self, ids: list[int], log_probs: list[float], finished: bool = True, known: Vocabulary | None = None
+    ) -> Caption:
+        """A caption of words (of those `known`) that were judged one by one, and the end with them."""
         likely = float(np.exp(sum(log_probs) / max(1, len(log_probs))))
         trusted = likely if self.calibration is None or not log_probs else self.calibration.apply(log_probs)
-        text = self._sentence(words, finished)
+        words = (known or self.vocabulary).decode(ids)
+        text = self.vocabulary.sentence([*words, SPECIAL[3]] if finished else words)
         return Caption(text, words, log_probs, trusted, likely, float(sum(log_probs)), finished)
-
-    def _sentence(self, words: list[str], finished: bool) -> str:
-        return self.vocabulary.sentence([*words, SPECIAL[3]] if finished else words)
 
     def shorten(self, caption: Caption, options: CaptionOptions) -> Caption:
         """The caption without what is not sure, where it is trusted little as a whole: see `UNSURE`.
@@ -109,7 +108,7 @@ class Speaker:
         words, log_probs = caption.words[:end], caption.log_probs[:end]
         return replace(
             caption,
-            text=self._sentence(words, finished=True),
+            text=self.vocabulary.sentence([*words, SPECIAL[3]]),
             words=words,
             log_probs=log_probs,
             probability=float(np.exp(np.mean(log_probs))),

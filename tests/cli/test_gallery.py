@@ -20,8 +20,7 @@ ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 def console(width: int = 80, **options) -> Console:
     settings = {"force_terminal": True, "color_system": "truecolor", "no_color": False, **options}
-    # A dumb terminal, as some runners have, would always be 80 columns wide.
-    return Console(file=io.StringIO(), width=width, _environ={"TERM": "xterm"}, **settings)
+    return Console(file=io.StringIO(), width=width, **settings)
 
 
 def printed(what, **options) -> str:

@@ -1,7 +1,7 @@
 """The demo learns, tells the truth about how well, and leaves a picture."""
 
 import re
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -59,12 +59,14 @@ def test_a_short_run_prints_and_draws(tmp_path: Path) -> None:
         assert colours is not None and len(colours) > 1000
 
 
-def test_a_wrong_folder_is_told_in_one_line(tmp_path: Path) -> None:
-    script = ROOT / "recipes" / "drawn_scenes.py"
-    command = [sys.executable, str(script), "--out", str(tmp_path / "nowhere" / "demo.png")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert re.fullmatch(r"error: .*nowhere is not a folder.*\n", done.stderr)
+def test_a_wrong_folder_is_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["drawn_scenes.py", "--out", str(tmp_path / "nowhere" / "demo.png")])
+    with pytest.raises(SystemExit) as left:
+        runpy.run_path(str(ROOT / "recipes" / "drawn_scenes.py"), run_name="__main__")
+    assert left.value.code == 2
+    assert re.fullmatch(r"error: .*nowhere is not a folder.*\n", capsys.readouterr().err)
 
 
 @pytest.mark.slow
