@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from starlette.testclient import TestClient
@@ -19,6 +20,7 @@ from meshcap.cli.options import flag
 from meshcap.data.scenes import draw_scene
 from meshcap.decoding import Beam, DiverseBeam, Greedy, Sampling
 from meshcap.options import DEFAULTS, HELP, NAMES, CaptionFields, OptionError, plan
+from meshcap.say import Speaker
 from meshcap.text import Vocabulary
 from serving import small
 
@@ -218,6 +220,27 @@ def test_plurals_go_with_what_is_avoided(speaker: Captioner) -> None:
     assert avoided(must_not="dog", must="dogs|man") == {"dog"}
     with pytest.raises(OptionError, match="which is in must_not, too"):
         avoided(must_not="dog", must="dog")
+
+
+def test_what_is_known_of_english_is_not_used_of_other_languages() -> None:
+    """German "in" may end a caption, "hat" (has) is no hat, and "men" no plural of anything."""
+    words = "<unk> <pad> <bos> <eos> ein mann schaut sie in hat man men".split()
+    model = SimpleNamespace(max_length=20, unk=0, pad=1, bos=2, eos=3)
+    for tokenizer, english in (("ptb", True), ("unicode", False), ("char", False)):
+        vocabulary = Vocabulary(words, tokenizer=tokenizer)
+        rules = plan(CaptionOptions(must_not="man" if tokenizer != "char" else ""), vocabulary, model).rules
+        assert (8 in rules.bad_endings) is english and (11 in rules.banned) is english
+        speaker = Speaker(vocabulary, Calibration({"mean": 1.0}, (-3.0, 0.0), (0.2, 0.9)))
+        said = [4, 5, 8, 9, 3]  # ein mann in hat
+        found = SimpleNamespace(
+            ids=np.array([[said]]), lengths=np.array([[5]]), scores=np.array([[-1.0]]), extension=None,
+            log_probs=np.array([[[-0.1, -0.1, -9.0, -9.0, -0.1]]]),
+        )  # fmt: skip
+        caption = speaker.caption_of([words[id] for id in said[:-1]], [-0.1, -0.1, -9.0, -9.0, -0.1])
+        assert caption.confidence < 0.75 and speaker.shorten(caption, CaptionOptions()).shortened is english
+        shown = speaker.shorten(caption, CaptionOptions()).text
+        assert shown == ("Ein mann." if english else "Ein mann in hat")
+        assert [tag.name for tag in speaker.tags(found, 0, caption)] == (["hat"] if english else [])
 
 
 # The record itself.

@@ -344,7 +344,7 @@ def plan(options: CaptionOptions, vocabulary: Vocabulary, model: Settings, usual
         banned=(model.unk, model.pad, model.bos, *(phrase[0] for phrase in avoided if len(phrase) == 1)),
         banned_phrases=tuple(phrase for phrase in avoided if len(phrase) > 1),
         bad_endings=tuple(sorted(vocabulary.id(word) for word in endings if word in vocabulary))
-        if options.good_endings
+        if options.good_endings and vocabulary.english
         else (),
         end_in_time=options.good_endings or options.max_words is not None,
     )
@@ -377,7 +377,7 @@ def _avoided(options: CaptionOptions, vocabulary: Vocabulary) -> list[tuple[int,
     phrases = [phrase for entry in options.must_not for phrase in entry.split("|")]
     found = [tuple(ids_of_phrase(phrase, vocabulary, "to avoid")) for phrase in phrases]
     required = [ids_of_phrase(one, vocabulary, "to mention") for entry in options.must for one in entry.split("|")]
-    many = plurals(vocabulary.words)
+    many = plurals(vocabulary.words) if vocabulary.english else {}
     for ids in list(found):
         for word in many.get(vocabulary.word(ids[-1]), []):
             plural = (*ids[:-1], vocabulary.id(word))

@@ -99,6 +99,8 @@ class Speaker:
         """
         if self.calibration is None or caption.confidence >= UNSURE or options.must or not caption.finished:
             return caption
+        if not self.vocabulary.english:  # where a phrase begins is known of English alone
+            return caption
         # Not of its first two words: there are many ways to begin a caption that is right.
         doubted = [place for place in range(2, len(caption.words)) if caption.log_probs[place] < LOG_DOUBTED]
         starts = [place for place in phrase_starts(caption.words) if place >= options.min_words]
@@ -118,6 +120,8 @@ class Speaker:
 
     def tags(self, found: Hypotheses, picture: int, caption: Caption, *more: Iterable[Tag]) -> tuple[Tag, ...]:
         """Keywords of what all hypotheses of a picture name, and more of other sources."""
+        if not self.vocabulary.english:  # the lists of things and colours are
+            return ()
         known, listed = self._known(found), []
         for rank, score in enumerate(found.scores[picture].tolist()):
             if not rank or score > float("-inf"):
@@ -140,7 +144,7 @@ class Speaker:
             plain = [place for place in new if place not in names]
             numbered = agree(words, plain, self.names.plurals())
             words = [numbered.get(place, word) for place, word in enumerate(words)]
-        return fit_articles(words, new, names)
+        return fit_articles(words, new, names) if self.vocabulary.english else dict(enumerate(words))
 
 
 def _said(found: Hypotheses, picture: int, rank: int) -> tuple[list[int], list[float]]:

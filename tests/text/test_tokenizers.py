@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from meshcap.errors import MeshcapError
 from meshcap.text import Vocabulary
 from meshcap.text.ptb import ptb_tokenize, ptb_tokenize_all
+from meshcap.text.sentence import join_words
 from meshcap.text.tokenizers import get_tokenizer, tokenize_each
 from meshcap.text.vocabulary import TOKENIZERS
 
@@ -153,3 +154,15 @@ def test_a_vocabulary_splits_as_it_was_built(name: str) -> None:
         tokens = vocabulary.tokens(caption)
         assert tokens == get_tokenizer(name)(caption)
         assert vocabulary.decode(vocabulary.encode(tokens)) == tokens
+
+
+@pytest.mark.parametrize("tokenizer", ["unicode", "char"])
+@pytest.mark.parametrize("caption", ["一只狗在草地上跑", "犬がボールで遊んでいる", "3只猫穿着t恤"])
+def test_chinese_and_japanese_come_back_without_spaces(caption: str, tokenizer: str) -> None:
+    tokens = get_tokenizer(tokenizer)(caption)
+    assert len(tokens) > 3 and join_words(tokens, tokenizer) == caption
+
+
+def test_korean_and_german_keep_their_spaces() -> None:
+    for caption in ("개가 공을 쫓는다", "Ein hund und zwei männer"):
+        assert join_words(get_tokenizer("unicode")(caption), "unicode") == caption

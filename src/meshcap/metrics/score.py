@@ -198,7 +198,7 @@ def _score(
     results = []
     for mine, captions, system in zip(measures, firsts, said, strict=True):
         whole = summary(mine, options.bootstrap, options.seed)
-        habits = diversity.habits(captions, training, endings=options.tokenizer != "char")
+        habits = diversity.habits(captions, training, endings=options.tokenizer == "ptb")
         empty = sum(not caption for caption in captions)
         results.append(
             Result(

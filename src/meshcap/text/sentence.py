@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 
 from meshcap.text.ptb import ptb_tokenize
+from meshcap.text.tokenizers import has_no_spaces
 
 BRACKETS = {"-lrb-": "(", "-rrb-": ")", "-lsb-": "[", "-rsb-": "]", "-lcb-": "{", "-rcb-": "}", "``": "“", "''": "”"}
 APOSTROPHES = ("'", "\u2019")
@@ -122,6 +123,8 @@ def join_words(words: Iterable[str], tokenizer: str = "ptb") -> str:
         elif tokenizer == "char":
             # Characters stand together; only whole Latin words, should the tokenizer keep them, need a space.
             binds_left |= not (_latin(last) and _latin(word) and len(last) + len(word) > 2)
+        elif tokenizer == "unicode":
+            binds_left |= has_no_spaces(last[-1:]) or has_no_spaces(word[:1])
         elif tokenizer == "ptb":
             binds_left |= (last.lower(), low) in ONE_WORD
             if word == low:  # a word that came with capitals keeps its own

@@ -136,5 +136,10 @@ def _sign_kind(character: str) -> str:
     return next((kind for kind, ranges in _JAMO.items() if _within(character, ranges)), "x")
 
 
+def has_no_spaces(character: str) -> bool:
+    """Whether it is a sign of Chinese or Japanese, which put none between words."""
+    return character > "\u3000" and _within(character, (*_IDEOGRAPHS, *_KATAKANA))
+
+
 def _within(character: str, ranges: Iterable[tuple[int, int]]) -> bool:
     return any(first <= ord(character) <= last for first, last in ranges)

@@ -152,6 +152,11 @@ class Vocabulary:
         """What the file holds beside the words."""
         return {"tokenizer": self.tokenizer}
 
+    @property
+    def english(self) -> bool:
+        """Whether what is known of English holds: endings, articles, plurals, keywords. `ptb` splits nothing else."""
+        return self.tokenizer == "ptb"
+
     def __len__(self) -> int:
         return len(self._words)
 

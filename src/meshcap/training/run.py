@@ -507,9 +507,10 @@ class Run:
         write_json(self.folder / "scores.json", summary)
         found.write_captions(self.folder / "captions-val.json")
         low, high = (100 * end for end in result.intervals["CIDEr"])
+        endings = f", bad endings {found.bad_endings:.1%}" if self.parts.vocabulary.english else ""
         self.watch.say(
             f"model of step {position.kept_step:,}: val CIDEr {100 * found.cider:.1f} ({low:.1f}-{high:.1f}) by beam "
-            f"{FINAL_BEAMS}, bad endings {found.bad_endings:.1%}; see {report}"
+            f"{FINAL_BEAMS}{endings}; see {report}"
         )
         return summary
 
