@@ -230,7 +230,7 @@ def test_what_is_known_of_english_is_not_used_of_other_languages() -> None:
         vocabulary = Vocabulary(words, tokenizer=tokenizer)
         rules = plan(CaptionOptions(must_not="man" if tokenizer != "char" else ""), vocabulary, model).rules
         assert (8 in rules.bad_endings) is english and (11 in rules.banned) is english
-        speaker = Speaker(vocabulary, Calibration({"mean": 1.0}, (-3.0, 0.0), (0.2, 0.9)))
+        speaker = Speaker(vocabulary, Calibration({"mean": 1.0}, (-3.0, 0.0), (0.4, 0.9)))
         said = [4, 5, 8, 9, 3]  # ein mann in hat
         found = SimpleNamespace(
             ids=np.array([[said]]), lengths=np.array([[5]]), scores=np.array([[-1.0]]), extension=None,
