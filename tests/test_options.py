@@ -228,7 +228,7 @@ def test_what_is_known_of_english_is_not_used_of_other_languages() -> None:
     model = SimpleNamespace(max_length=20, unk=0, pad=1, bos=2, eos=3)
     for tokenizer, english in (("ptb", True), ("unicode", False), ("char", False)):
         vocabulary = Vocabulary(words, tokenizer=tokenizer)
-        rules = plan(CaptionOptions(must_not="man" if tokenizer != "char" else ""), vocabulary, model).rules
+        rules = plan(CaptionOptions(must_not=() if tokenizer == "char" else "man"), vocabulary, model).rules
         assert (8 in rules.bad_endings) is english and (11 in rules.banned) is english
         speaker = Speaker(vocabulary, Calibration({"mean": 1.0}, (-3.0, 0.0), (0.4, 0.9)))
         said = [4, 5, 8, 9, 3]  # ein mann in hat
