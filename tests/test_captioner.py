@@ -172,6 +172,14 @@ def test_pictures_of_every_kind(seeing: Captioner, tmp_path: Path) -> None:
     assert seeing.caption(regions, **options)[0].words == expected.words
 
 
+def test_as_a_pipeline_of_transformers(seeing: Captioner) -> None:
+    pictures = [draw_scene(number, 64).image.convert("RGB") for number in range(3)]
+    said = seeing.caption(pictures, n=2)
+    expected = [[{"generated_text": str(one)}, *({"generated_text": str(o)} for o in one.alternatives)] for one in said]
+    assert seeing.pipeline(pictures, batch_size=2, n=2) == expected
+    assert seeing.pipeline(pictures[0], n=2) == expected[0]
+
+
 def test_a_vision_travels_with_the_folder(seeing: Captioner, tmp_path: Path) -> None:
     seeing.save_pretrained(tmp_path / "model")
     again = Captioner.from_pretrained(tmp_path / "model")

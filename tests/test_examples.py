@@ -7,9 +7,13 @@ import shutil
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from batch import seeing
+from meshcap.data.scenes import draw_scene
 from meshcap.folders import CONFIG, PACKAGED
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -30,7 +34,7 @@ def script() -> ModuleType:
 def test_there_are_some_and_nothing_else() -> None:
     assert 6 <= len(PICTURES) <= 10
     others = {path.name for path in EXAMPLES.iterdir() if path not in PICTURES and path.name != "__pycache__"}
-    assert others <= {"README.md", "captions.py", "captions.json"}
+    assert others <= {"README.md", "captions.py", "captions.json", "gradio_demo.py", "comfyui_node.py"}
 
 
 @pytest.mark.parametrize("path", PICTURES, ids=lambda path: path.stem)
@@ -78,3 +82,46 @@ def test_captions_are_written_and_are_those_of_the_command(
         cli.main(["caption", str(tmp_path), "--model", str(model), "--device", "cpu"])
     lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     assert {Path(name).name: caption for name, caption in lines} == written
+
+
+def loaded(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_node_for_comfyui(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = loaded("comfyui_node")
+    own = seeing.captioner()
+    monkeypatch.setattr(module.Captioner, "from_pretrained", lambda model: own)
+    node = module.NODE_CLASS_MAPPINGS["MeshcapCaption"]()
+    inputs = node.INPUT_TYPES()
+    defaults = {name: kind[1]["default"] for name, kind in inputs["optional"].items()}
+    pictures = [draw_scene(number, 64).image.convert("RGB") for number in range(3)]
+    batch = torch.stack([torch.from_numpy(np.array(one)).float() / 255 for one in pictures])
+    texts, confidences = getattr(node, node.FUNCTION)(batch, **defaults)
+    assert texts == [own.caption(one).text for one in pictures] and len(set(texts)) > 1
+    assert len(confidences) == len(node.OUTPUT_IS_LIST) + 1
+    [text], _ = node.describe(batch[:1], **defaults | {"must": "w9", "max_words": 4, "prefix": "photo: "})
+    assert text.startswith("photo: ") and "w9" in text.lower() and len(text.split()) <= 5
+
+
+def test_the_demo_in_gradio(monkeypatch: pytest.MonkeyPatch) -> None:
+    gradio = pytest.importorskip("gradio")
+    module = loaded("gradio_demo")
+    own = seeing.captioner()
+    monkeypatch.setattr(module.Captioner, "from_pretrained", lambda: own)
+    module.captioner.cache_clear()
+    picture = draw_scene(1, 64).image.convert("RGB")
+    caption, others, tags = module.describe(picture, 3, 5, "w9")
+    assert (
+        caption.startswith(own.caption(picture, n=3, max_words=5, must_not="w9").text) and len(others.splitlines()) == 2
+    )
+    assert "w9" not in caption.lower() and isinstance(tags, dict)
+    with pytest.raises(gradio.Error, match="picture first"):
+        module.describe(None, 1, 0, "")
+    with pytest.raises(gradio.Error, match="nobody"):
+        module.describe(picture, 1, 0, "nobody, \x00")
+    assert module.build().fn is module.describe

@@ -369,6 +369,21 @@ class Captioner:
 
     __call__ = caption
 
+    def pipeline(
+        self, images: Any, *, batch_size: int | None = None, **fields: Unpack[CaptionFields]
+    ) -> list[dict[str, str]] | list[list[dict[str, str]]]:
+        """Captions as an image-to-text pipeline of transformers gives them: `[{"generated_text": …}]` of a picture.
+
+        Of a list of pictures, a list of such lists; with `n=3`, a dict for each caption.
+        """
+        options = options_of(None, fields)
+        found = self.caption(images, options, batch_size=batch_size)
+
+        def texts(caption: Caption) -> list[dict[str, str]]:
+            return [{"generated_text": one.text} for one in (caption, *caption.alternatives)]
+
+        return texts(found) if isinstance(found, Caption) else [texts(one) for one in found]
+
     def describe(
         self,
         regions: Regions,
