@@ -236,7 +236,7 @@ def test_what_is_known_of_english_is_not_used_of_other_languages() -> None:
             ids=np.array([[said]]), lengths=np.array([[5]]), scores=np.array([[-1.0]]), extension=None,
             log_probs=np.array([[[-0.1, -0.1, -9.0, -9.0, -0.1]]]),
         )  # fmt: skip
-        caption = speaker.caption_of([words[id] for id in said[:-1]], [-0.1, -0.1, -9.0, -9.0, -0.1])
+        caption = speaker.caption_of(said[:-1], [-0.1, -0.1, -9.0, -9.0, -0.1])
         assert caption.confidence < 0.75 and speaker.shorten(caption, CaptionOptions()).shortened is english
         shown = speaker.shorten(caption, CaptionOptions()).text
         assert shown == ("Ein mann." if english else "Ein mann in hat")
