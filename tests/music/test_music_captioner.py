@@ -16,6 +16,7 @@ from meshcap.captioner import Captioner
 from meshcap.data import read_dataset
 from meshcap.errors import MeshcapError
 from meshcap.explain import explain
+from meshcap.folders import PACKAGED_MUSIC
 from meshcap.metrics.reward_facts import FactReward
 from meshcap.music.facts import facts_of
 from meshcap.music.harmony import Chord, Key
@@ -83,6 +84,19 @@ def test_a_score_may_have_a_long_caption_and_has_no_keywords(of_music: Captioner
     assert of_music.plan(CaptionOptions(max_words=9)).rules.max_length == 10
     assert tiny_captioner.build().plan(CaptionOptions()).rules.max_length == 20
     assert of_music.caption(songs[0], must=["bars"], tags=True).tags == ()
+
+
+def test_the_packaged_captioner_says_what_is_true_of_a_piece(tmp_path: Path) -> None:
+    assert sum(file.stat().st_size for file in PACKAGED_MUSIC.rglob("*") if file.is_file()) < 4_000_000
+    captioner = Captioner.from_pretrained("music", device="cpu")
+    caption = captioner.caption(EIGHT.at_tempo(0.7).to_midi())
+    assert caption.facts is not None
+    said = caption.facts["statements"]
+    assert len(said) >= 4 and all(one["agrees"] for one in said)
+    higher = captioner.caption(EIGHT.at_tempo(0.7).transposed(2).to_midi())
+    assert higher.facts is not None and [
+        one["agrees"] for one in higher.facts["statements"] if one["kind"] == "key"
+    ] == [True]
 
 
 def test_a_picture_is_no_score(of_music: Captioner, songs: list[str]) -> None:

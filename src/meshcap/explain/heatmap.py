@@ -138,7 +138,8 @@ def draw_sheet(explanation: Explanation) -> Image.Image:
     per_row = -(-len(explanation.words) // -(-len(explanation.words) // most))  # rows of about equal length
     strips = [explanation.words[at : at + per_row] for at in range(0, len(explanation.words), per_row)]
     strip = 50 + len(rows) * (little.height + 8) + GAP
-    top = GAP + large.height + GAP + 26
+    text = _beside(ImageDraw.Draw(Image.new("RGB", (1, 1))), explanation, GAP + large.width + 2 * GAP)
+    top = max(GAP + large.height, text) + GAP + 26  # a piano roll is lower than what stands beside it
     paper = Image.new("RGB", (WIDE, top + len(strips) * strip + GAP), PAPER)
     draw = ImageDraw.Draw(paper)
     paper.paste(large, (GAP, GAP))
@@ -165,8 +166,8 @@ def _heading(draw: ImageDraw.ImageDraw, one: WordExplanation, x: int, y: int) ->
     draw.rectangle((x, y + 27, x + max(1, round(one.probability * (LITTLE - 1))), y + 32), BAR)
 
 
-def _beside(draw: ImageDraw.ImageDraw, explanation: Explanation, x: int) -> None:
-    """The caption large, and the model's other captions."""
+def _beside(draw: ImageDraw.ImageDraw, explanation: Explanation, x: int) -> int:
+    """The caption large, and the model's other captions; returns where they end."""
     y = GAP
     for line in wrapped(explanation.text, WIDE - x - GAP, 28)[:4]:
         draw.text((x, y), line, INK, _font(28))
@@ -185,6 +186,7 @@ def _beside(draw: ImageDraw.ImageDraw, explanation: Explanation, x: int) -> None
     if y < GAP + LARGE - 20:
         facts = ", ".join(value for name, value in explanation.facts if name in ("model", "looks with"))
         draw.text((x, y), _fitting(facts, WIDE - x - GAP, 15), FAINT, _font(15))
+    return y + 8
 
 
 def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
