@@ -77,6 +77,10 @@ def test_misuse_is_told_in_one_line(
     (tmp_path / "text.jpg").write_text("no picture")
     mixed = ("--check", photos, "--check", tmp_path / "text.jpg")
     assert "text.jpg is no picture" in misuse(capsys, model, *mixed, "--out", out)
+    assert "--runtime is for --format web" in misuse(capsys, model, "--runtime", photos, "--out", out)
+    assert "--format onnx --bits 8" in misuse(capsys, model, "--format", "web", "--check", photos, "--out", out)
+    no_runtime = misuse(capsys, model, "--format", "web", "--runtime", tmp_path / "none.tgz", "--out", out)
+    assert "npm pack onnxruntime-web" in no_runtime
     assert "not standard input" in misuse(capsys, model, "--check", "-", "--out", out)
     assert "not an empty folder" in misuse(capsys, model, "--out", photos)
     assert "holds an exported model" in misuse(capsys, exported.folder("onnx"), "--out", out)

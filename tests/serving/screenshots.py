@@ -16,7 +16,7 @@ LOOKS = {  # width, height, dark, phone
     "serve-dark": (1180, 860, True, False),
     "serve-phone": (390, 844, False, True),
 }
-DONE = "document.querySelectorAll('.card:not([aria-busy=true]) .word').length"
+DONE = "document.querySelector('.card') && !document.querySelector('.card[aria-busy=true]')"
 # The second word: captions begin with an article and a thing, and for a thing the model looks at it.
 POINTED = """(() => {
   const one = document.querySelectorAll(".card:first-child .word")[1];
