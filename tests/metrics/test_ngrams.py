@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshcap.errors import MeshcapError
+from meshcap.metrics import ngrams
 from meshcap.metrics.cider import DocumentFrequencies, cider, cider_d
 from meshcap.metrics.ngrams import Scores, _stable_order, bleu, bleu_from_statistics, bleu_statistics, rouge_l
 
@@ -197,6 +198,20 @@ def test_more_words_than_16_bits() -> None:
 def test_order(numbers: list[int], shift: int) -> None:
     keys = numpy.array(numbers, numpy.int64) >> shift
     assert _stable_order(keys).tolist() == sorted(range(len(keys)), key=keys.tolist().__getitem__)
+
+
+def test_long_captions_are_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Words of long captions are marked in another way; and a caption of a million words costs no more than each."""
+    luck = numpy.random.default_rng(0)
+    candidates = [[str(word) for word in luck.integers(0, 9, size)] for size in (1, 7, 30, 200)]
+    references = [[[str(word) for word in luck.integers(0, 9, size)] for size in (0, 5, 40)] for _ in candidates]
+    expected = rouge_l(candidates, references)
+    monkeypatch.setattr(ngrams, "SHORT", 0)
+    assert rouge_l(candidates, references).per_image.tolist() == expected.per_image.tolist()
+    long = ["a", "b"] * 500_000  # all 4 words of the reference stand in it, in their order
+    precision, recall = 4 / len(long), 1
+    scored = (1 + 1.2**2) * precision * recall / (recall + 1.2**2 * precision)
+    assert rouge_l([long], [[["a", "a", "b", "b"]]]).corpus == pytest.approx(scored)
 
 
 @pytest.mark.parametrize("metric", [bleu, bleu_statistics, rouge_l, cider_d, cider])

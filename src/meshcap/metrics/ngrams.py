@@ -237,6 +237,7 @@ def _closest(lengths: Array, corpus: Corpus) -> Array:
 
 
 BETA = 1.2  # weight of recall against precision
+SHORT = 256  # words of a caption, up to which places are marked one by one
 
 
 def rouge_l(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -> Scores:
@@ -253,18 +254,35 @@ def rouge_l(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]
 def rouge_l_of(candidate: Sequence[Hashable], references: Iterable[Sequence[Hashable]]) -> float:
     """ROUGE-L of one caption. Precision and recall are each the best over the references, before they are joined."""
     # coco-caption sees one empty word in an empty caption, so that two empty captions are equal.
-    said = candidate or ("",)
-    masks: dict[Hashable, int] = {}
-    for place, word in enumerate(said):
-        masks[word] = masks.get(word, 0) | 1 << place
+    said, others = candidate or ("",), [reference or ("",) for reference in references]
+    masks = _masks(said, others)
     longest, recall = 0, 0.0
-    for reference in references:
-        common = _common(masks, len(said), reference or ("",))
-        longest, recall = max(longest, common), max(recall, common / (len(reference) or 1))
+    for reference in others:
+        common = _common(masks, len(said), reference)
+        longest, recall = max(longest, common), max(recall, common / len(reference))
     if not longest:
         return 0.0
     precision = longest / len(said)
     return (1 + BETA**2) * precision * recall / (recall + BETA**2 * precision)
+
+
+def _masks(caption: Sequence[Hashable], references: Iterable[Sequence[Hashable]]) -> dict[Hashable, int]:
+    """Where words stand in a caption, a bit for each place; of a long caption, the words of the references alone."""
+    masks: dict[Hashable, int] = {}
+    if len(caption) <= SHORT:
+        for place, word in enumerate(caption):
+            masks[word] = masks.get(word, 0) | 1 << place
+        return masks
+    wanted = set(chain.from_iterable(references))
+    places: dict[Hashable, list[int]] = {}
+    for place, word in enumerate(caption):
+        if word in wanted:
+            places.setdefault(word, []).append(place)
+    for word, those in places.items():  # bits set one by one would copy the whole number for each
+        bits = numpy.zeros(len(caption), bool)
+        bits[those] = True
+        masks[word] = int.from_bytes(numpy.packbits(bits, bitorder="little").tobytes(), "little")
+    return masks
 
 
 def _common(masks: dict[Hashable, int], length: int, other: Iterable[Hashable]) -> int:
