@@ -7,6 +7,7 @@ import numpy
 import pytest
 
 from meshcap.errors import MeshcapError
+from meshcap.metrics import score
 from meshcap.metrics.hallucination import Synonyms, chair, read_objects, singular
 from meshcap.metrics.result import intervals
 
@@ -113,9 +114,10 @@ def test_objects_in_another_layout(content: str, message: str, tmp_path: Path) -
 
 def test_synonyms_file(tmp_path: Path) -> None:
     path = tmp_path / "synonyms.txt"
-    path.write_text("person, girl, Boy\n\nsurfboard, surf board, board\n")
+    path.write_text("person, girl,boy\n\nsurfboard, surf board, board\n")
     synonyms = Synonyms.read(path)
     assert synonyms.mentioned("girls and boys on surf boards with a dog".split()) == ["person", "person", "surfboard"]
+    assert synonyms.object("surfboard") == "surfboard"
     assert synonyms.source == "synonyms.txt"
     path.write_text(", girl\n")
     with pytest.raises(MeshcapError, match=r"line 1 is ', girl', expected an object, then its synonyms"):
@@ -123,3 +125,23 @@ def test_synonyms_file(tmp_path: Path) -> None:
     path.write_text("\n")
     with pytest.raises(MeshcapError, match="holds no objects"):
         Synonyms.read(path)
+
+
+def test_with_a_synonyms_file_as_the_papers_program(tmp_path: Path) -> None:
+    """The figures that the program itself gave for these captions."""
+    given = json.loads((Path(__file__).parents[1] / "fixtures/chair.json").read_text())
+    (tmp_path / "synonyms.txt").write_text(given["synonyms"])
+    (tmp_path / "objects.json").write_text(json.dumps({k: each["objects"] for k, each in enumerate(given["pictures"])}))
+    synonyms = Synonyms.read(tmp_path / "synonyms.txt")
+    objects = read_objects(tmp_path / "objects.json", synonyms)
+    assert not objects.warnings
+    for each in given["pictures"]:
+        assert synonyms.mentioned(each["caption"].split()) == each["mentioned"], each["caption"]
+    found = score(
+        {k: each["caption"] for k, each in enumerate(given["pictures"])},
+        {k: each["references"] for k, each in enumerate(given["pictures"])},
+        objects=objects, synonyms=synonyms, bootstrap=0,
+    )  # fmt: skip
+    assert found.scores["CHAIR-i"] == pytest.approx(given["CHAIR-i"], abs=1e-12)
+    assert found.scores["CHAIR-s"] == pytest.approx(given["CHAIR-s"], abs=1e-12)
+    assert "|CHAIR:synonyms=synonyms.txt|" in found.signature

@@ -23,10 +23,14 @@ Tokens = Sequence[str]
 
 @dataclass(frozen=True)
 class Synonyms:
-    """Which phrases mean which object. `phrases` may name no object at all: "train track"."""
+    """Which phrases mean which object. `phrases` may name no object at all: "train track".
+
+    With `published` they are looked for as the paper's own program does, its slips included.
+    """
 
     phrases: Mapping[tuple[str, ...], str | None]
     source: str
+    published: bool = False
 
     @classmethod
     def ours(cls) -> Synonyms:
@@ -41,10 +45,10 @@ class Synonyms:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Synonyms:
-        """The layout of CHAIR's own file: an object a line, its name first, then its synonyms, between commas."""
+        """CHAIR's own file: an object a line, its name first, then its synonyms, between commas."""
         phrases: dict[tuple[str, ...], str | None] = {}
         for number, line in enumerate(read_text(path).splitlines(), start=1):
-            words = [phrase.strip().lower() for phrase in line.split(",")]
+            words = [phrase.rstrip().removeprefix(" ") for phrase in line.split(",")]
             if words == [""]:
                 continue
             if not words[0]:
@@ -52,13 +56,15 @@ class Synonyms:
                     f"{path}: line {number} is {reprlib.repr(line)}, expected an object, then its synonyms"
                 )
             for phrase in filter(None, words):
-                phrases.setdefault(tuple(phrase.split()), words[0])
+                phrases[tuple(phrase.split(" "))] = words[0]
         if not phrases:
             raise MeshcapError(f"{path} holds no objects, expected one a line with its synonyms after commas")
-        return cls(phrases, os.path.basename(path))
+        return cls(phrases, os.path.basename(path), published=True)
 
     def mentioned(self, words: Tokens) -> list[str]:
         """The objects that a caption mentions, as often as it does. The longest phrase at a place counts."""
+        if self.published:
+            return self._as_published(words)
         longest = max(map(len, self.phrases))
         found, place = [], 0
         while place < len(words):
@@ -72,6 +78,19 @@ class Synonyms:
             else:
                 place += 1
         return found
+
+    def _as_published(self, words: Tokens) -> list[str]:
+        """As in utils/chair.py of LisaAnne/Hallucination: single words, and the pairs of a list."""
+        single = [PUBLISHED_SINGULARS.get(word) or singular(word) for word in words]
+        joined, place = [], 0
+        while place < len(single):
+            pair = " ".join(single[place : place + 2])
+            joined.append(PUBLISHED_PAIRS.get(pair, single[place]))
+            place += 2 if pair in PUBLISHED_PAIRS else 1
+        if "toilet" in joined:
+            joined = [word for word in joined if word != "seat"]
+        found = (self.phrases.get(tuple(word.split(" "))) for word in joined)
+        return [name for name in found if name is not None]
 
     def _known(self, words: Tokens, following: Tokens) -> tuple[str, ...] | None:
         """The phrase that these words are, in the singular or as they are."""
@@ -157,6 +176,28 @@ def _share(sums: Array, _: int) -> Array:
     wrong, said = sums[..., 0], sums[..., 1]
     return numpy.divide(wrong, said, out=numpy.zeros_like(wrong), where=said > 0)
 
+
+# How the paper's program reads captions: pairs that are one word (most are themselves), and where the plurals that it
+# finds differ from ours. "bus" becomes "bu", and is no bus.
+PUBLISHED_PAIRS = {pair: pair for pair in """
+motor bike, motor cycle, air plane, traffic light, street light, traffic signal, stop light, fire hydrant, stop sign,
+parking meter, suit case, sports ball, baseball bat, baseball glove, tennis racket, wine glass, hot dog, cell phone,
+mobile phone, teddy bear, hair drier, potted plant, laptop computer, home plate, train track
+""".strip().replace(",\n", ", ").split(", ")}  # fmt: skip
+PUBLISHED_PAIRS |= {
+    f"{age} {animal}": animal
+    for age in ("baby", "adult")
+    for animal in "bird cat dog horse sheep cow elephant bear zebra giraffe animal cub".split()
+}
+PUBLISHED_PAIRS |= {"passenger jet": "jet", "passenger train": "train"}
+PUBLISHED_PAIRS |= {"bow tie": "tie", "toilet seat": "toilet", "wine glas": "wine glass"}
+PUBLISHED_SINGULARS = dict(
+    pair.split("-")
+    for pair in (
+        "bus-bu buss-bus busses-buss airbus-airbu minibus-minibu airbuses-airbus minibuses-minibus glass-glas "
+        "tennis-tenni ties-ty skis-ski taxis-taxi canoes-cano corgis-corgi broccolis-broccoli servicemen-serviceman"
+    ).split()
+)
 
 # The 80 objects of COCO and the words that people use for them. This table is our own: CHAIR with it can be compared
 # with CHAIR with it, and with nothing else; for the figures of the paper give its authors' synonyms file. One category
