@@ -9,6 +9,7 @@ import contextlib
 import gzip
 import io
 import json
+import os
 import shutil
 import sys
 import time
@@ -28,6 +29,7 @@ from benchmarks import common
 from benchmarks.common import Row, report, set_up, timed
 from meshcap.errors import MeshcapError
 from meshcap.metrics.cider import DocumentFrequencies, cider, cider_d
+from meshcap.metrics.meteor import find_data, meteor
 from meshcap.metrics.ngrams import bleu, rouge_l
 from meshcap.metrics.reward import BleuReward, CiderReward, MixedReward, RougeReward
 from meshcap.metrics.reward_kernels import compiled
@@ -84,8 +86,7 @@ def bench_score(
         (make_captions(pictures, seed), make_captions(training, seed + 1)) if data is None else read_captions(data)
     )
     raw, learnt = raw[:pictures], learnt[:training]
-    # A candidate is a caption of the picture itself or of the next one: some good, some bad.
-    said = [raw[(i + i % 2) % len(raw)][0] for i in range(len(raw))]
+    said, raw = [captions[0] for captions in raw], [captions[1:] or captions for captions in raw]
     rows, seconds = own_rows(said, raw, repeat)
     if compare:
         rows += peer_rows(said, raw, seconds)
@@ -106,6 +107,9 @@ def own_rows(said: list[str], raw: Raw, repeat: int) -> tuple[list[Row], float]:
         "CIDEr-D": cider_d,
         "CIDEr": cider,
     }
+    if find_data() is not None:
+        meteor([[["a"]]], [[["a"]]])  # the paraphrases are indexed once for a machine
+        metrics["METEOR"] = lambda candidates, references: meteor([candidates], references)
 
     def all_of_it() -> None:
         tokens = _tokenize(said, raw)
@@ -134,6 +138,7 @@ def peer_rows(said: list[str], raw: Raw, ours: float) -> list[Row]:
     try:
         from pycocoevalcap.bleu.bleu import Bleu
         from pycocoevalcap.cider.cider import Cider
+        from pycocoevalcap.meteor.meteor import Meteor
         from pycocoevalcap.rouge.rouge import Rouge
         from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
     except ImportError:
@@ -141,11 +146,12 @@ def peer_rows(said: list[str], raw: Raw, ours: float) -> list[Row]:
     setting, total, rows = "pycocoevalcap", 0.0, []
     written = {i: [{"caption": caption} for caption in captions] for i, captions in enumerate(raw)}
     spoken = {i: [{"caption": caption}] for i, caption in enumerate(said)}
-    if shutil.which("java"):
-        start = time.perf_counter()  # most of it passes in another process
+    java = shutil.which("java") is not None
+    if java:
+        start = spent()
         with quiet():
             gts, res = PTBTokenizer().tokenize(written), PTBTokenizer().tokenize(spoken)
-        total = time.perf_counter() - start
+        total = spent() - start
         rate = f"{(len(said) + sum(map(len, raw))) / total:,.0f} captions/s"
         rows.append(Row("tokenize", f"{setting}, Java", total, rate, 0.0, notes={"memory": "without that of Java"}))
     else:
@@ -161,9 +167,22 @@ def peer_rows(said: list[str], raw: Raw, ours: float) -> list[Row]:
         with quiet():
             memory = traced(lambda metric=metric: metric.compute_score(gts, res))  # type: ignore[misc]
         rows.append(Row(name, setting, took, f"{len(raw) / took:,.0f} pictures/s", memory))
+    if java:
+        start = spent()
+        Meteor().compute_score(gts, res)  # gone at once, and with it the Java program, whose time then is known
+        took = spent() - start
+        total += took
+        rate = f"{len(raw) / took:,.0f} pictures/s"
+        rows.append(Row("METEOR", f"{setting}, Java", took, rate, 0.0, notes={"memory": "without that of Java"}))
     memory = max(row.memory for row in rows)
     note = {"ours": f"{total / ours:.1f} times as fast, CIDEr besides"}
     return [*rows, Row("all of these", setting, total, f"{len(raw) / total:,.0f} pictures/s", memory, notes=note)]
+
+
+def spent() -> float:
+    """CPU seconds of this process and of those that it started and saw end."""
+    now = os.times()
+    return now.user + now.system + now.children_user + now.children_system
 
 
 def bench_reward(
@@ -196,6 +215,9 @@ def bench_reward(
     for name, score in rewards:
         took = timed(lambda score=score: score(*next(given)), CPU, max(20, repeat))  # type: ignore[misc]
         rows.append(reward_row(name, "CPU", 50, took, reward))
+    full = cycle([draw(references, vocabulary, 50, luck, full=True) for _ in range(20)])
+    took = timed(lambda: reward(*next(full)), CPU, max(20, repeat))
+    rows.append(reward_row(f"{rewards[0][0]}, all of {LENGTH} words", "CPU", 50, took, reward))
     if device.type == "cuda":
         many = batches(256)
         tensors = cycle([[torch.from_numpy(array).to(device) for array in next(many)] for _ in range(20)])
@@ -229,18 +251,29 @@ def reward_row(name: str, setting: str, pictures: int, seconds: float, reward: C
 
 
 def draw(
-    references: list[list[list[int]]], vocabulary: Vocabulary, pictures: int, luck: numpy.random.Generator
+    references: list[list[list[int]]],
+    vocabulary: Vocabulary,
+    pictures: int,
+    luck: numpy.random.Generator,
+    *,
+    full: bool = False,
 ) -> tuple[numpy.ndarray, numpy.ndarray]:
-    """Candidates (B, S, T) like samples of a trained model: references with one word in seven changed; and pictures."""
+    """Candidates (B, S, T) like samples of a trained model: references with one word in seven changed; and pictures.
+
+    full: as many references one after the other as fill all of T, without an end.
+    """
     chosen = luck.integers(0, len(references), pictures)
     ids = numpy.full((pictures, SAMPLES, LENGTH), vocabulary.pad)
     for row, picture in zip(ids, chosen, strict=True):
         for caption in row:
-            words = references[picture][luck.integers(len(references[picture]))][: LENGTH - 1]
+            words: list[int] = []
+            while not words or (full and len(words) < LENGTH):
+                words += references[picture][luck.integers(len(references[picture]))] or [vocabulary.eos]
+            words = words[: LENGTH if full else LENGTH - 1]
             caption[: len(words)] = words
             changed = numpy.flatnonzero(luck.random(len(words)) < 1 / 7)
             caption[changed] = luck.integers(4, len(vocabulary), len(changed))
-            caption[len(words)] = vocabulary.eos
+            caption[len(words) :][:1] = vocabulary.eos
     return ids, chosen
 
 
