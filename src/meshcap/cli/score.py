@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
+    from meshcap.captioner import Captioner
     from meshcap.metrics import Comparison, Result, Systems
 
 COUNTED = ("vocabulary", "length")  # of what is people about habits: these are numbers, the others shares or scores
@@ -28,7 +29,10 @@ def score(
         list[Path],
         typer.Argument(help="Captions to score: JSON, JSONL, CSV or TSV, also gzipped. Several systems are compared."),
     ],
-    references: Annotated[Path, typer.Option(help="What people said: COCO or Karpathy JSON, or as CANDIDATES.")],
+    references: Annotated[
+        Path | None,
+        typer.Option(help="What people said: COCO or Karpathy JSON, or as CANDIDATES. --model and --clip need none."),
+    ] = None,
     against: Annotated[Path | None, typer.Option(help="Captions of another system, to compare with.")] = None,
     metrics: Annotated[
         str, typer.Option(help="Some of bleu, rouge-l, cider, cider-plain, meteor, spice between commas; or all.")
@@ -47,7 +51,10 @@ def score(
     objects: Annotated[Path | None, typer.Option(help="Objects in the pictures (COCO instances), for CHAIR.")] = None,
     synonyms: Annotated[Path | None, typer.Option(help="CHAIR's own synonyms file, instead of ours.")] = None,
     clip: Annotated[Path | None, typer.Option(help="A CLIP folder, for CLIPScore (extra hf).")] = None,
-    pictures: Annotated[Path | None, typer.Option(help="The folder of the pictures, for CLIPScore.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A captioner (default, or a folder), for PMI: how much it helps to see.")
+    ] = None,
+    pictures: Annotated[Path | None, typer.Option(help="The folder of the pictures, for CLIPScore and PMI.")] = None,
     bootstrap: Annotated[int, typer.Option(min=0, help="Resamples for the intervals; 0: none.")] = 1000,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of the resamples.")] = 0,
     table: Annotated[
@@ -75,16 +82,19 @@ def score(
 
     if synonyms and not objects:
         raise MeshcapError("--synonyms is for CHAIR, which needs --objects")
-    if pictures and not clip:
-        raise MeshcapError("--pictures is for CLIPScore, which needs --clip")
-    if clip and not pictures:
-        raise MeshcapError("--clip needs --pictures, the folder of the pictures")
+    if pictures and not (clip or model):
+        raise MeshcapError("--pictures is for CLIPScore, which needs --clip, and for PMI, which needs --model")
+    if (clip or model) and not pictures:
+        raise MeshcapError(f"{'--clip' if clip else '--model'} needs --pictures, the folder of the pictures")
+    if not references and not (clip or model):
+        raise MeshcapError("give --references, what people said; --model and --clip alone score without")
     chosen = [name.strip() for name in metrics.split(",") if name.strip()]
     words = Synonyms.read(synonyms) if synonyms else Synonyms.ours()
     systems = {name: read_candidates(path, split=split) for name, path in _names(files).items()}
     captions = next(iter(systems.values()))
     other = read_candidates(against, split=split) if against and not table else None
-    people = read_references(references, split=split, like=captions)
+    people = read_references(references, split=split, like=captions) if references else None
+    reference_captions = people.captions if people else None
     with Console(stderr=True).status("reading") as status:
         settings = {
             "tokenizer": tokenizer,
@@ -93,19 +103,20 @@ def score(
             "bootstrap": bootstrap,
             "seed": seed,
             "subset": subset,
-            "domains": people.domains,
+            "domains": people.domains if people else None,
             "training": read_training(training) if training else None,
             "objects": read_objects(objects, words) if objects else None,
             "synonyms": words,
             "clip": clip,
+            "model": _captioner(model) if model else None,
             "pictures": pictures,
-            "files": people.files,
+            "files": people.files if people else None,
             "report": status.update,
         }
-        comparison = None if other is None else compare(captions, other, people.captions, **settings)
-        found = None if comparison else compare_systems(systems, people.captions, **settings)
+        comparison = None if other is None else compare(captions, other, reference_captions, **settings)
+        found = None if comparison else compare_systems(systems, reference_captions, **settings)
     results = [comparison.first, comparison.second] if comparison else list(found.results.values()) if found else []
-    warnings = [*people.warnings, *results[0].warnings]
+    warnings = [*(people.warnings if people else ()), *results[0].warnings]
     for name, result in zip([*systems, against][1:], results[1:], strict=False):
         warnings += [f"{name}: {line}" for line in result.warnings if line not in results[0].warnings]
     for line in warnings:
@@ -121,6 +132,16 @@ def score(
         _show_systems(found)
     else:
         show_result(results[0], comparison)
+
+
+def _captioner(name_or_folder: str) -> Captioner:
+    from meshcap.captioner import Captioner  # here: the other metrics need no torch
+
+    captioner = Captioner.from_pretrained(name_or_folder)
+    if not captioner.reads_pictures:
+        raise MeshcapError(f"{name_or_folder} has no vision of its own, and PMI is of pictures: use another model")
+    captioner.optimize()
+    return captioner
 
 
 def _names(files: list[Path]) -> dict[str, Path]:

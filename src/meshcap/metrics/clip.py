@@ -38,6 +38,8 @@ def clip_scores(
 ) -> list[list[Measure]]:
     """CLIPScore and RefCLIPScore of each system's captions, as they were written (not tokenized).
 
+    Where no picture has a reference there is no RefCLIPScore.
+
     Raises:
         MeshcapError: transformers is missing, the folder holds no CLIP, or a picture cannot be read.
     """
@@ -52,6 +54,9 @@ def clip_scores(
     for number in range(len(systems)):
         said = known[number * len(pictures) : (number + 1) * len(pictures)]
         fits = WEIGHT * numpy.clip((seen * said).sum(-1), 0, None)
+        if not texts:
+            found.append([Measure.mean("CLIPScore", fits)])
+            continue
         each = numpy.clip((of_references * said[owner]).sum(-1), 0, None)
         nearest = numpy.maximum.reduceat(each, numpy.append(0, ends[:-1]))
         both = fits + nearest

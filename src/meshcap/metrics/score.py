@@ -24,6 +24,7 @@ from meshcap.metrics.clip import WEIGHT, clip_scores, find_pictures
 from meshcap.metrics.hallucination import Objects, Synonyms, chair
 from meshcap.metrics.meteor import check_language, meteor
 from meshcap.metrics.ngrams import bleu_from_statistics, bleu_statistics, rouge_l
+from meshcap.metrics.pmi import described, pmi_scores
 from meshcap.metrics.result import (
     BLEU,
     DEFAULT,
@@ -63,6 +64,7 @@ class ScoreOptions:
     objects: Objects | None = None
     synonyms: Synonyms | None = None
     clip: str | os.PathLike[str] | None = None
+    model: Any = None
     pictures: str | os.PathLike[str] | None = None
     files: Mapping[str, str] | None = None
     report: Callable[[str], object] = lambda line: None
@@ -70,7 +72,7 @@ class ScoreOptions:
 
 def score(
     candidates: Mapping[Any, Any],
-    references: Mapping[Any, Any],
+    references: Mapping[Any, Any] | None,
     *,
     tokenizer: str = "ptb",
     metrics: Sequence[str] | str = DEFAULT,
@@ -83,6 +85,7 @@ def score(
     objects: Objects | None = None,
     synonyms: Synonyms | None = None,
     clip: str | os.PathLike[str] | None = None,
+    model: Any = None,
     pictures: str | os.PathLike[str] | None = None,
     files: Mapping[str, str] | None = None,
     report: Callable[[str], object] = lambda line: None,
@@ -91,7 +94,8 @@ def score(
 
     Args:
         candidates: id -> caption, or id -> captions, of which the first is scored and all enter the diversity.
-        references: id -> captions. Ids are compared as strings.
+        references: id -> captions. Ids are compared as strings. None: of the metrics only those are computed that look
+            at the pictures (`clip`, `model`).
         tokenizer: "ptb" (the field's), "unicode" or "char".
         metrics: names out of `METRICS`; "bleu" stands for four and "all" for everything. METEOR needs the extra
             `meteor`, SPICE the extra `spice` and Java; where something is missing, a warning says what, and the others
@@ -103,7 +107,8 @@ def score(
             of all pictures, so that overall is the domains' mean.
         training: the training captions, for the share of candidates that are not among them.
         objects, synonyms: what pictures show (`hallucination.read_objects`), for CHAIR.
-        clip, pictures, files: a CLIP folder, the folder of the pictures and id -> file name, for CLIPScore.
+        clip, model: a CLIP folder, for CLIPScore; a `Captioner`, for PMI (`meshcap.metrics.pmi`).
+        pictures, files: the folder of the pictures and id -> file name, for these.
         report: is called with a line about slow work.
 
     Raises:
@@ -115,7 +120,7 @@ def score(
 
 
 def compare(
-    first: Mapping[Any, Any], second: Mapping[Any, Any], references: Mapping[Any, Any], **options: Any
+    first: Mapping[Any, Any], second: Mapping[Any, Any], references: Mapping[Any, Any] | None, **options: Any
 ) -> Comparison:
     """Score two systems on the same pictures, with the difference of every score, its interval and its p-value.
 
@@ -129,7 +134,9 @@ def compare(
     return Comparison(results[0], results[1], by_name)
 
 
-def compare_systems(systems: Mapping[str, Mapping[Any, Any]], references: Mapping[Any, Any], **options: Any) -> Systems:
+def compare_systems(
+    systems: Mapping[str, Mapping[Any, Any]], references: Mapping[Any, Any] | None, **options: Any
+) -> Systems:
     """Score systems by name on the same pictures, each but the first with its differences from the first.
 
     p-values are corrected for the number of comparisons, which is that of the other systems times that of the metrics.
@@ -155,7 +162,7 @@ def compare_systems(systems: Mapping[str, Mapping[Any, Any]], references: Mappin
 
 
 def _score(
-    given: Sequence[Given], given_references: Given, options: ScoreOptions, told: Sequence[str] = ("",)
+    given: Sequence[Given], given_references: Given | None, options: ScoreOptions, told: Sequence[str] = ("",)
 ) -> tuple[list[Result], list[list[Measure]]]:
     """The results of each system, and the measures behind them. told: how an error names each."""
     if options.bootstrap < 0:
@@ -163,9 +170,15 @@ def _score(
     names = chosen_metrics(options.metrics)
     check_language(options.language)
     systems = [named(candidates, "candidates") for candidates in given]
-    references = named(given_references, "references")
+    if given_references is None:
+        if options.clip is None and options.model is None:
+            raise MeshcapError("there are no references: give them, or what scores without (a CLIP folder, a model)")
+        names = []
+        references: dict[str, list[str]] = {id: [] for id in systems[0]}
+    else:
+        references = named(given_references, "references")
     ids, warnings = pair(systems, references, subset=options.subset, told=told)
-    texts = [references[id] for id in ids]
+    texts: list[list[str]] = [references[id] for id in ids]
     sets = [[candidates[id] for id in ids] for candidates in systems]  # systems, pictures, n best
     words = _tokenized(texts, options.tokenizer)
     said = [_n_best_tokenized(system, options.tokenizer) for system in sets]
@@ -207,7 +220,7 @@ def _score(
                 per_image=by_picture(mine, ids),
                 signature=line,
                 warnings=warnings + ([_empty_candidates(empty, len(ids))] if empty else []),
-                diversity=habits | diversity.n_best(system, words),
+                diversity=habits | (diversity.n_best(system, words) if given_references is not None else {}),
                 domains=by_domain(mine, own, options.bootstrap, options.seed) if any(own) else {},
             )
         )
@@ -257,13 +270,20 @@ def _more_measures(
             mine += chair(captions, references, shown, synonyms)
         warnings += options.objects.warnings
         how.append(f"CHAIR:synonyms={synonyms.source}")
+    if options.clip is None and options.model is None:
+        return found, how
+    if options.pictures is None:
+        name = "CLIPScore" if options.clip is not None else "PMI"
+        raise MeshcapError(f"{name} needs the pictures: give their folder with --pictures (pictures=)")
+    pictures = find_pictures(options.pictures, ids, files)
     if options.clip is not None:
-        if options.pictures is None:
-            raise MeshcapError("CLIPScore needs the pictures: give their folder with --pictures (pictures=)")
-        pictures = find_pictures(options.pictures, ids, files)
         scores = clip_scores(options.clip, pictures, written, texts, options.report)
         found = [mine + more for mine, more in zip(found, scores, strict=True)]
         how.append(f"CLIPScore:{Path(options.clip).resolve().name},w={WEIGHT}")
+    if options.model is not None:
+        measures = pmi_scores(options.model, pictures, written, options.report)
+        found = [[*mine, measure] for mine, measure in zip(found, measures, strict=True)]
+        how.append(f"PMI:{described(options.model, len(ids))}")
     return found, how
 
 
