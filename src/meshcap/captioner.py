@@ -76,8 +76,8 @@ UNREAD = "captions are made without the memory: this model has no memory.safeten
 class Captioner:
     """Captions pictures; without a vision, pictures that have been turned into `Regions` elsewhere.
 
-    captioner = Captioner.from_pretrained()
-    print(captioner("photo.jpg"))
+        captioner = Captioner.from_pretrained()
+        print(captioner("photo.jpg"))
 
     A loaded captioner can be saved, copied, pickled and trained (`captioner.model`). What makes inference fast is made
     of a copy at the first use; `optimize()` does it in place, for programs that do nothing else.
