@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tiny
 from meshcap.errors import MeshcapError
 from meshcap.regions import Regions
 
@@ -67,23 +68,28 @@ def test_shapes_are_refused() -> None:
     assert refused(lambda: Regions(features, None, torch.ones(2, 3))).startswith("mask is torch.float32, expected")
 
 
-def checked(regions: Regions, width: int = 5, boxes: bool = True) -> Regions:
-    return Regions.checked(regions, width=width, boxes=boxes)
-
-
-def test_checked() -> None:
+def test_what_a_model_needs() -> None:
     features, boxes = torch.randn(2, 3, 5), torch.rand(2, 3, 4)
-    mask = torch.tensor([[True, True, False], [True, False, False]])
-    regions = Regions(features, boxes, mask)
-    assert checked(regions) is regions
-    assert checked(Regions(features), boxes=False).boxes is None
-    assert refused(lambda: checked(regions, width=6)) == "regions have 5 numbers each, this model expects 6"
-    assert refused(lambda: checked(Regions(features))) == (
+    with_boxes, without = (tiny.build("m2", d_input=5, boxes=boxes) for boxes in (True, False))
+    with_boxes.expect_regions(Regions(features, boxes))
+    without.expect_regions(Regions(features))
+    # By shapes alone: the numbers are not read.
+    without.expect_regions(Regions(torch.full((1, 2, 5), float("nan"))))
+    wide = Regions(torch.randn(2, 3, 6), boxes)
+    assert refused(lambda: with_boxes.expect_regions(wide)) == "regions have 6 numbers each, this model expects 5"
+    assert refused(lambda: with_boxes.expect_regions(Regions(features))) == (
         "this model reads each region's box, and the regions came without boxes: give Regions(features, boxes) with "
         "x1, y1, x2, y2 from 0 to 1, or use a model made with boxes=False"
     )
-    nothing = torch.tensor([[True, False, False], [False, False, False]])
-    assert refused(lambda: checked(Regions(features, boxes, nothing))).startswith("picture 1 has zero regions")
+
+
+def test_a_picture_without_regions() -> None:
+    features, boxes = torch.randn(2, 3, 5), torch.rand(2, 3, 4)
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    Regions(features, boxes, mask).expect_numbers()
+    Regions(features).expect_numbers()
+    nothing = Regions(features, boxes, torch.tensor([[True, False, False], [False, False, False]]))
+    assert refused(nothing.expect_numbers).startswith("picture 1 has zero regions")
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
@@ -91,19 +97,12 @@ def test_numbers_that_are_not_finite(number: float) -> None:
     features, boxes = torch.randn(2, 3, 5), torch.rand(2, 3, 4)
     spoilt = features.clone()
     spoilt[1, 2, 0] = number
-    assert refused(lambda: checked(Regions(spoilt, boxes))) == (
+    assert refused(Regions(spoilt, boxes).expect_numbers) == (
         "picture 1 has features with NaN or infinite numbers, expected finite ones"
     )
     spoilt = boxes.clone()
     spoilt[0, 1, 3] = number
-    assert refused(lambda: checked(Regions(features, spoilt))).startswith("picture 0 has boxes with NaN")
-
-
-def test_expect_reads_no_data() -> None:
-    regions = Regions(torch.full((1, 2, 5), float("nan")))
-    regions.expect(width=5, boxes=False)
-    assert "expects 4" in refused(lambda: regions.expect(width=4, boxes=False))
-    assert "without boxes" in refused(lambda: regions.expect(width=5, boxes=True))
+    assert refused(Regions(features, spoilt).expect_numbers).startswith("picture 0 has boxes with NaN")
 
 
 def test_to() -> None:

@@ -66,32 +66,19 @@ class Regions:
             mask = mask.to(features[0].device)
         return cls(pad(list(features), True), None if boxes is None else pad(list(boxes), True), mask)
 
-    @classmethod
-    def checked(cls, regions: Regions, *, width: int, boxes: bool) -> Regions:
-        """What a model needs of `regions` before it looks at them; reads the data once (a GPU is waited for).
+    def expect_numbers(self) -> None:
+        """Reads the data once (a GPU is waited for).
 
         Raises:
-            MeshcapError: features of another width, boxes missing, numbers that are not finite, an empty picture.
+            MeshcapError: numbers that are not finite, an empty picture.
         """
-        regions.expect(width=width, boxes=boxes)
-        for name, tensor in (("features", regions.features), ("boxes", regions.boxes)):
+        for name, tensor in (("features", self.features), ("boxes", self.boxes)):
             if tensor is not None and not bool(torch.isfinite(tensor).all()):
                 bad = int((~torch.isfinite(tensor).flatten(1).all(1)).nonzero()[0])
                 raise MeshcapError(f"picture {bad} has {name} with NaN or infinite numbers, expected finite ones")
-        if regions.mask is not None and not bool(regions.mask.any(1).all()):
-            bad = int((~regions.mask.any(1)).nonzero()[0])
+        if self.mask is not None and not bool(self.mask.any(1).all()):
+            bad = int((~self.mask.any(1)).nonzero()[0])
             raise MeshcapError(f"picture {bad} has zero regions: a picture needs at least one to be described")
-        return regions
-
-    def expect(self, *, width: int, boxes: bool) -> None:
-        """The part of `checked` that costs nothing: shapes alone."""
-        if self.features.shape[-1] != width:
-            raise MeshcapError(f"regions have {self.features.shape[-1]} numbers each, this model expects {width}")
-        if boxes and self.boxes is None:
-            raise MeshcapError(
-                "this model reads each region's box, and the regions came without boxes: give Regions(features, boxes) "
-                "with x1, y1, x2, y2 from 0 to 1, or use a model made with boxes=False"
-            )
 
     def __len__(self) -> int:
         return self.features.shape[0]

@@ -122,7 +122,8 @@ class TorchBackend(Backend):
     def check(self, seen: Any) -> None:
         if not isinstance(seen, Regions):
             raise MeshcapError(f"regions were given as {type(seen).__name__}, expected Regions")
-        Regions.checked(seen, width=self.settings.d_input, boxes=self.settings.boxes)
+        self.model.expect_regions(seen)
+        seen.expect_numbers()
 
     def search(
         self,

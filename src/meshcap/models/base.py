@@ -171,6 +171,21 @@ class CaptionModel(
     def __call__(self, regions: Regions, ids: Tensor, *, attention: bool = False) -> Any:
         return super().__call__(regions, ids, attention=attention)
 
+    def expect_regions(self, regions: Regions) -> None:
+        """By their shapes alone.
+
+        Raises:
+            MeshcapError: features of another width, or no boxes where they are read.
+        """
+        width = regions.features.shape[-1]
+        if width != self.config.d_input:
+            raise MeshcapError(f"regions have {width} numbers each, this model expects {self.config.d_input}")
+        if self.config.boxes and regions.boxes is None:
+            raise MeshcapError(
+                "this model reads each region's box, and the regions came without boxes: give Regions(features, boxes) "
+                "with x1, y1, x2, y2 from 0 to 1, or use a model made with boxes=False"
+            )
+
     def expect_length(self, length: int) -> None:
         if not 1 <= length <= self.config.max_length:
             raise MeshcapError(f"captions of {length} words, and this model writes 1 to {self.config.max_length}")

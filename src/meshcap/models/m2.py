@@ -344,7 +344,7 @@ class M2(CaptionModel):
         self.decoder.words.reset_parameters()
 
     def encode(self, regions: Regions, trace: Trace | None = None) -> State:
-        regions.expect(width=self.config.d_input, boxes=self.config.boxes)
+        self.expect_regions(regions)
         if self.config.attend_padding:
             regions = regions.padded_to(self.config.attend_padding)
         encoded = {"levels": self.encoder(regions, trace)}

@@ -130,7 +130,7 @@ class RecurrentCaptioner(CaptionModel):
 
     # What follows from it.
     def encode(self, regions: Regions) -> State:
-        regions.expect(width=self.config.d_input, boxes=self.config.boxes)
+        self.expect_regions(regions)
         return self.remember(self.regions(regions), regions)
 
     def start(self, encoded: State, *, width: int, length: int) -> State:
