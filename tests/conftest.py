@@ -3,6 +3,7 @@
 import os
 import sys
 import tempfile
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "captioner" in metafunc.fixturenames:
         import tiny
 
-        metafunc.parametrize("captioner", tiny.names(), indirect=True)
+        names: list[Any] = tiny.names()
+        if metafunc.definition.get_closest_marker("compiles"):  # variants are left to the slow tests
+            names = [pytest.param(one, marks=pytest.mark.slow) if one in tiny.VARIANTS else one for one in names]
+        metafunc.parametrize("captioner", names, indirect=True)
 
 
 @pytest.fixture(autouse=True)

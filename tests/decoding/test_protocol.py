@@ -121,6 +121,7 @@ def whole_graph():
     torch._dynamo.reset()
 
 
+@pytest.mark.compiles
 def test_step_is_one_graph(captioner, whole_graph) -> None:
     def step(ids: torch.Tensor, state: dict, parents: torch.Tensor) -> torch.Tensor:
         log_probs = captioner.step(ids, state)
@@ -139,6 +140,7 @@ def test_step_is_one_graph(captioner, whole_graph) -> None:
         torch.testing.assert_close(compiled[name], tensor)
 
 
+@pytest.mark.compiles
 def test_training_loss_is_one_graph(captioner, whole_graph) -> None:
     ids = torch.randint(4, captioner.config.vocab_size, (len(PICTURES), 2, 6))
 
