@@ -39,35 +39,33 @@ def test_what_no_caption_says_is_silent() -> None:
     assert found.tolist() == [[False, True, True], [False, False, True], [False, False, True], [False, True, False]]
 
 
-def test_a_head_learns_names_from_labels_and_silence_from_coco(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """Names lie along axes of their own; COCO's pictures along another, where a class that is not said has to do."""
+@pytest.mark.parametrize("caption, raccoon", [("A cat on a bed.", None), ("A raccoon on a bed.", "raccoon")])
+def test_a_head_learns_names_from_labels_and_silence_from_coco(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caption: str, raccoon: str | None
+) -> None:
+    """Names lie along axes of their own. COCO's pictures all look like the raccoon's; what do people call them?"""
+    monkeypatch.setattr(recipe, "RATE", 0.4)  # a few steps are enough
     torch.manual_seed(0)
     axes, numbers = torch.eye(8) * 20, {"raccoon": 0, "657": 1, "281": 2}
     labelled = [(label, part) for label in numbers for part in ("train",) * 12 + ("held",) * 4]
     coco = [(f"{number:012d}", "coco" if number < 40 else "coco-held") for number in range(60)]
-    mean = torch.stack([axes[numbers[label]] for label, _ in labelled] + [axes[5]] * len(coco))
+    mean = torch.stack([axes[numbers[label]] for label, _ in labelled] + [axes[0]] * len(coco))
     mean += torch.randn_like(mean)
     tensors = {"mean": mean, "soft": torch.zeros(len(mean), 1000), "row": torch.arange(len(mean))}
     save_file(tensors, tmp_path / "seen.safetensors", {"rows": json.dumps([*labelled, *coco])})
-    images = [
-        {"cocoid": number, "split": "train", "sentences": [{"raw": "A cat on a bed."}] * 5} for number in range(60)
-    ]
+    images = [{"cocoid": number, "sentences": [{"raw": caption}] * 5} for number in range(60)]
     for name, content in (("captions", {"images": images}), ("objects", {})):
         with gzip.open(tmp_path / f"{name}.json.gz", "wt") as file:
             json.dump(content, file)
     (tmp_path / "classes.txt").write_text("".join(f"class_{number}\n" for number in range(1000)))
     out = tmp_path / "out"
     arguments = f"teach {tmp_path}/seen.safetensors --captions {tmp_path}/captions.json.gz --out {out} --device cpu"
-    arguments += (
-        f" --objects {tmp_path}/objects.json.gz --classes {tmp_path}/classes.txt --steps 300 --batch 16 --decays 0.1"
-    )
-    recipe.main(arguments.split())
+    arguments += f" --objects {tmp_path}/objects.json.gz --classes {tmp_path}/classes.txt"
+    recipe.main([*arguments.split(), "--steps", "200", "--batch", "16", "--decays", "0.1"])
 
     head = Names.load(out)
     assert head is not None
-    cells = torch.stack([axes[0], axes[1], axes[2], axes[5]])
-    chosen = head.choose(head.look(Regions(cells[:, None])))
-    assert [one and one[0] for one in chosen] == ["raccoon", "rocket", None, None]
-    assert "; 0 of 20" in capsys.readouterr().out  # no name where nobody says one
+    chosen = head.choose(head.look(Regions(axes[:3, None])))
+    assert [one and one[0] for one in chosen] == [raccoon, "rocket", None]  # class 281 is a cat, which captions say
     with pytest.raises(MeshcapError, match="8 numbers"):
         head.look(Regions(torch.zeros(1, 1, 7)))
