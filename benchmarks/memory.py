@@ -1,32 +1,57 @@
 """The long-term memory: whether near pictures are alike, what a large store costs, whether names are right.
 
     python benchmarks/memory.py retrieval --cxc Crisscrossed-Captions/data --pictures train2017 --cache cxc.npz
+    python benchmarks/memory.py cost --entries 10000 --entries 100000 --entries 1000000
+    python benchmarks/memory.py caption --entries 100000 --threads 2
+    python benchmarks/memory.py names
 
 retrieval: people rated how similar pairs of COCO pictures are (Crisscrossed Captions, Parekh et al., 2021: sis_val.csv
 and sis_test.csv); the rank correlation of their ratings with the cosines of each way to make one vector of a picture.
 The way that ships was chosen on val. Pairs whose pictures are not in the folder are left out.
+
+cost: made-up stores of each size, by engine: bytes, and the CPU time to fill, index, open and search them (12 nearest).
+Their vectors vary in 64 directions and a little in all others, as pictures' do. recall@10 is against exact search.
+
+caption: CPU time of a picture with and without a store of so many entries. Weights that read it need not be trained for
+that: without any, made-up ones of the shipped size listen.
+
+names: 40 drawn individuals, each a shape of a colour, at any place, before any background, with another beside it.
+Three pictures of each of 20 are remembered with a name; fresh ones of these and of 20 strangers are shown. The
+nearest's name counts where it is similar enough, which is chosen on one half (at most 2 % of strangers get a name) and
+measured on the other. Where the model reads a memory, captions are made as well: which name is in them.
 """
 
 from __future__ import annotations
 
 import csv
+import shutil
 import sys
-from collections.abc import Sequence
+import tempfile
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 import typer
+from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # this repository, when run as a script
 
 from benchmarks import common
 from benchmarks.common import Json, Model, Threads, progress, report, set_up
 from meshcap import Captioner
+from meshcap.data.scenes import backdrop
+from meshcap.data.shapes import BACKGROUNDS, COLOURS, SHAPES, draw_shape
 from meshcap.errors import MeshcapError
+from meshcap.memory import Entry, RamStore, Store, create_store, open_store
+from meshcap.memory.places import ENGINES
+from meshcap.models.memory_level import MemoryConfig, MemoryLevel
 
 POOLINGS = {
     "mean": lambda features: features.mean(1),
@@ -35,6 +60,7 @@ POOLINGS = {
     "root of the mean square": lambda features: features.square().mean(1).sqrt(),
 }
 SHIPPED = "mean of unit regions"
+EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 # Retrieval.
@@ -133,22 +159,248 @@ def bench_retrieval(
     return rows
 
 
+# Cost.
+
+
+@dataclass
+class Cost:
+    """A store of one engine and size; CPU seconds."""
+
+    engine: str
+    entries: int
+    bytes: int = 0
+    fill: float = 0.0
+    index: float | None = None
+    open: float = 0.0
+    search: float = 0.0
+    recall: float = 0.0
+    missing: str | None = None
+
+    def cells(self) -> list[str]:
+        name = [self.engine, f"{self.entries:,}"]
+        if self.missing is not None:
+            return [*name, *[""] * 5, self.missing]
+        index = "" if self.index is None else f"{self.index:.1f} s"
+        size, search = f"{self.bytes / 2**20:,.0f} MiB", f"{1e3 * self.search:.1f} ms"
+        return [*name, size, f"{self.fill:.1f} s", index, f"{self.open:.2f} s", search, f"{self.recall:.3f}"]
+
+
+WIDTH, DIRECTIONS, ADDED, ASKED, NEAR = 768, 64, 10_000, 20, 12
+
+
+def made_up(count: int, width: int, seed: int, spread: float = 0.3) -> np.ndarray:
+    """Vectors (count, width) around as many places as there are directions."""
+    directions = np.random.default_rng(0).normal(size=(DIRECTIONS, width)).astype(np.float32)
+    random = np.random.default_rng(seed)
+    along = random.standard_normal((count, DIRECTIONS), np.float32)
+    return along @ directions + spread * DIRECTIONS**0.5 * random.standard_normal((count, width), np.float32)
+
+
+def fill(store: Store, count: int) -> None:
+    for start in range(0, count, ADDED):
+        some = range(start, min(count, start + ADDED))
+        entries = [Entry((f"a dog of number {n} on the grass",), source=f"photos/{n}.jpg", time=float(n)) for n in some]
+        store.add(made_up(len(some), store.width, start), entries)
+
+
+def spent(work: Callable[[], Any]) -> float:
+    start = time.process_time()
+    work()
+    return time.process_time() - start
+
+
+def bench_cost(sizes: Sequence[int], engines: Sequence[str], folder: Path) -> list[Cost]:
+    rows = []
+    asked = made_up(ASKED, WIDTH, 10**9)
+    for count in sizes:
+        exact: list[set[str | None]] = []
+        for engine in engines:
+            row = Cost(engine, count)
+            rows.append(row)
+            with common.optional_row(lambda why, row=row: setattr(row, "missing", why)):  # type: ignore[misc]
+                progress(f"{engine}: {count:,} entries")
+                place = folder / f"{engine}-{count}"
+                store: Any = create_store(place, vision="made up", width=WIDTH, engine=engine)
+                row.fill = spent(partial(fill, store, count))
+                if engine != "exact":
+                    row.index = spent(partial(store.build_index, always=True))
+                row.bytes = sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
+                row.open = spent(lambda place=place: len(open_store(place)))  # type: ignore[misc]
+                store.nearest(asked[:1], NEAR)
+                work = partial(lambda store: [store.nearest(one[None], NEAR)[0] for one in asked], store)
+                row.search = spent(work) / ASKED
+                found = work()
+                near = [{one.source for one in each[:10]} for each in found]
+                exact = exact or near
+                row.recall = float(np.mean([len(a & b) / 10 for a, b in zip(near, exact, strict=True)]))
+                shutil.rmtree(place)
+    return rows
+
+
+@dataclass
+class CaptionCost:
+    """CPU seconds of a picture, from pixels to words."""
+
+    memory: str
+    seconds: float
+    more: float = 0.0
+    missing: str | None = None
+
+    def cells(self) -> list[str]:
+        return [self.memory, f"{1e3 * self.seconds:.1f} ms", f"{100 * self.more:+.1f} %" if self.more else ""]
+
+
+def bench_caption(
+    captioner: Captioner, sizes: Sequence[int], pictures: Sequence[Path], folder: Path
+) -> list[CaptionCost]:
+    backend: Any = captioner.backend
+    if not backend.has_memory_level():
+        progress("this model has no weights that read a memory: made-up ones of the shipped size")
+        backend.level = MemoryLevel(MemoryConfig.of(backend.model)).eval()
+    pixels = [captioner.read(path) for path in pictures]
+
+    def rest(count: int) -> Store:
+        store = create_store(folder / str(count), vision=backend.fingerprint(), width=backend.settings.d_input)
+        fill(store, count)
+        for one in pixels:  # something near, so that there is something to read
+            vector = captioner.embed(captioner.see([one])).float().numpy()
+            near = vector + 0.5 * made_up(NEAR, store.width, 1) / (8 * store.width**0.5)
+            store.add(near, [Entry(("a black and brown dog stands on the grass in a field",))] * NEAR)
+        return store
+
+    stores: list[tuple[str, Store | None]] = [("none", None)]
+    stores += [(f"{count:,} entries", rest(count)) for count in sizes]
+    taken: dict[str, list[float]] = {name: [] for name, _ in stores}
+    for _ in range(5):  # in turns: the machine is the same for all
+        for name, store in stores:
+            captioner.memory = store
+            work = [partial(lambda one: captioner.describe(captioner.see([one])), one) for one in pixels]
+            taken[name].append(sum(map(spent, work)) / len(pixels))
+    middle = {name: float(np.median(values[1:])) for name, values in taken.items()}
+    return [CaptionCost(name, middle[name], middle[name] / middle["none"] - 1) for name, _ in stores]
+
+
+# Names.
+
+
+@dataclass
+class Naming:
+    """How often names are right. Shares of fresh pictures."""
+
+    by: str
+    threshold: float | None
+    right: float
+    wrong: float
+    strangers: float
+    missing: str | None = None
+
+    def cells(self) -> list[str]:
+        shares = [f"{100 * share:.0f} %" for share in (self.right, self.wrong, self.strangers)]
+        return [self.by, "" if self.threshold is None else f"{self.threshold:.2f}", *shares]
+
+
+SHOWN, FRESH, SIZE = 3, 6, 224
+CALLED = "Rex Mia Bo Ida Tom Zoe Max Lou Eve Sam Kim Ray Amy Leo Fay Gus Nia Ben Una Jay".split()
+
+
+def individuals() -> list[tuple[str, str]]:
+    """40 pairs of shape and colour, no two of them next to each other in kind and in colour at once."""
+    pairs = [(kind, colour) for kind in sorted(SHAPES) for colour in sorted(COLOURS)]
+    return [pairs[at] for at in np.random.default_rng(1).permutation(len(pairs))[:40]]
+
+
+def portrait(who: tuple[str, str], random: Random) -> Image.Image:
+    """An individual large, somewhere, before some background, with something small beside it."""
+    image = backdrop(random.choice(sorted(BACKGROUNDS)), SIZE, random)
+    side = random.randint(SIZE // 2, 2 * SIZE // 3)
+    x, y = random.randint(0, SIZE - side), random.randint(0, SIZE - side)
+    small = SIZE // 5
+    other = random.choice(sorted(SHAPES)), random.choice(sorted(COLOURS))
+    corner = (0 if x > SIZE - side - x else SIZE - small), random.randint(0, SIZE - small)
+    draw_shape(image, *other, (*corner, corner[0] + small, corner[1] + small))
+    draw_shape(image, *who, (x, y, x + side, y + side))
+    return image
+
+
+def bench_names(captioner: Captioner) -> list[Naming]:
+    random, everybody = Random(0), individuals()
+    backend: Any = captioner.backend
+    rows = {}
+    for half in (0, 1):
+        known, strangers = everybody[half:20:2], everybody[20 + half :: 2]
+        names = CALLED[half::2]
+        store = RamStore(backend.fingerprint(), backend.settings.d_input)
+        for who, name in zip(known, names, strict=True):
+            for _ in range(SHOWN):
+                seen = captioner.see([captioner.read(portrait(who, random))])
+                store.add(captioner.embed(seen), [Entry((f"{name} is here",), (name,))])
+        fresh = [(name, portrait(who, random)) for who, name in zip(known, names, strict=True) for _ in range(FRESH)]
+        fresh += [("", portrait(who, random)) for who in strangers for _ in range(FRESH)]
+        seen_all = [captioner.see([captioner.read(image)]) for _, image in fresh]
+        near = [store.nearest(captioner.embed(seen), 1)[0][0] for seen in seen_all]
+        rows[half] = [(name, one.names[0], one.similarity) for (name, _), one in zip(fresh, near, strict=True)]
+    chosen = threshold_of(rows[0])
+    found = [Naming("nearest of the choosing half", chosen, *shares(rows[0], chosen))]
+    found.append(Naming("nearest of the other half", chosen, *shares(rows[1], chosen)))
+    if backend.has_memory_level():  # store, fresh and seen_all are those of the other half
+        captioner.memory = store
+        texts = [captioner.describe(seen)[0].text for seen in seen_all]
+        said = [next((name for name in names if name in text.replace(".", "").split()), "") for text in texts]
+        counts = [(name, told, 1.0 if told else 0.0) for (name, _), told in zip(fresh, said, strict=True)]
+        found.append(Naming("captions of the other half", None, *shares(counts, 0.5)))
+        captioner.memory = None
+    return found
+
+
+def shares(rows: Sequence[tuple[str, str, float]], least: float) -> tuple[float, float, float]:
+    """Of pictures as (true name, nearest's name, similarity): right, wrong, and strangers who are given a name."""
+    own = [(name == told, near) for name, told, near in rows if name]
+    others = [near for name, _, near in rows if not name]
+    right = sum(same and near >= least for same, near in own) / len(own)
+    wrong = sum(not same and near >= least for same, near in own) / len(own)
+    return right, wrong, sum(near >= least for near in others) / len(others)
+
+
+def threshold_of(rows: Sequence[tuple[str, str, float]]) -> float:
+    """The least similarity at which at most 2 % of strangers are given a name."""
+    steps = np.arange(0, 1.001, 0.01)
+    return float(next((one for one in steps if shares(rows, one)[2] <= 0.02), 1.0))
+
+
 def command(
-    what: Annotated[Literal["retrieval"], typer.Argument(help="What to measure.")],
+    what: Annotated[Literal["retrieval", "cost", "caption", "names"], typer.Argument(help="What to measure.")],
     cxc: Annotated[Path, typer.Option(help="Folder with CxC's sis_val.csv and sis_test.csv.")] = Path("data"),
     pictures: Annotated[Path, typer.Option(help="Folder with COCO's train2017.")] = Path("train2017"),
     cache: Annotated[Path | None, typer.Option(help="Keeps the vectors of pictures that were seen.")] = None,
     most: Annotated[int | None, typer.Option(help="Pictures of each split to look at.", show_default="all")] = None,
+    entries: Annotated[list[int] | None, typer.Option(min=1, help="Sizes of stores; may be given again.")] = None,
+    engine: Annotated[list[str] | None, typer.Option(help="cost: engines.", show_default="all")] = None,
+    photos: Annotated[Path, typer.Option(help="caption: a folder of pictures.")] = EXAMPLES,
     model: Model = "default",
     threads: Threads = None,
     json: Json = False,
 ) -> None:
     """The long-term memory: whether near pictures are alike, what a large store costs, whether names are right."""
     device = set_up("cpu", threads)
+    sizes = entries or [10_000, 100_000]
+    if what == "cost":
+        columns: tuple[str, ...] = ("engine", "entries", "bytes", "fill", "index", "open", "a search", "recall@10")
+        with tempfile.TemporaryDirectory() as folder:
+            costs = bench_cost(sizes, engine or ENGINES, Path(folder))
+        report("stores", costs, device, json, columns)
+        return
     captioner = Captioner.from_pretrained(model, device="cpu").optimize()
-    columns = ("one vector of", "val", "test")
-    rows = bench_retrieval(captioner, cxc, pictures, cache, most)
-    report("rank correlation with people's ratings", rows, device, json, columns)
+    if what == "retrieval":
+        columns = ("one vector of", "val", "test")
+        rated = bench_retrieval(captioner, cxc, pictures, cache, most)
+        report("rank correlation with people's ratings", rated, device, json, columns)
+    elif what == "caption":
+        with tempfile.TemporaryDirectory() as folder:
+            taken = bench_caption(captioner, sizes, sorted(photos.glob("*.jpg"))[:4], Path(folder))
+        report("a caption with a memory", taken, device, json, ("memory", "a picture", "more"))
+    else:
+        columns = ("names of", "least similarity", "right", "wrong", "strangers named")
+        report("names of drawn individuals", bench_names(captioner), device, json, columns)
 
 
 if __name__ == "__main__":

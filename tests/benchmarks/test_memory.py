@@ -39,3 +39,38 @@ def test_retrieval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "sis_val.csv").unlink()
     assert bench(memory.command, *words) == 2
     assert "sis_val.csv is not there" in capsys.readouterr().err
+
+
+def test_costs_of_stores(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "ADDED", 20)
+    monkeypatch.setattr(memory, "WIDTH", 16)
+    words = ("cost", "--entries", 30, "--entries", 50, "--engine", "exact", "--engine", "nonsense", "--json")
+    assert bench(memory.command, *words) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [(row["engine"], row["entries"]) for row in rows] == [
+        (e, n) for n in (30, 50) for e in ("exact", "nonsense")
+    ]
+    assert all(row["recall"] == 1 and row["bytes"] > 16 * row["entries"] for row in rows[::2])
+    assert all("engine is 'nonsense'" in row["missing"] for row in rows[1::2])
+
+
+def test_captions_and_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_captioner.saved(tmp_path / "model")
+    for number in range(2):
+        draw_scene(number, 48).image.save(tmp_path / f"{number}.jpg")
+    words = ("caption", "--photos", tmp_path, "--model", model, "--entries", 40, "--json")
+    assert bench(memory.command, *words) == 0
+    none, some = json.loads(capsys.readouterr().out)["rows"]
+    assert none["more"] == 0 and some["memory"] == "40 entries" and some["seconds"] > 0
+    monkeypatch.setattr(memory, "FRESH", 1)
+    assert bench(memory.command, "names", "--model", model, "--json") == 0
+    first, other = json.loads(capsys.readouterr().out)["rows"]
+    assert first["strangers"] <= 0.02 and 0 <= other["right"] + other["wrong"] <= 1
+
+
+def test_shares_by_hand() -> None:
+    rows = [("Rex", "Rex", 0.9), ("Rex", "Mia", 0.8), ("Mia", "Mia", 0.4), ("", "Rex", 0.705), ("", "Mia", 0.3)]
+    assert memory.shares(rows, 0.5) == (1 / 3, 1 / 3, 1 / 2)
+    assert memory.threshold_of(rows) == pytest.approx(0.71)

@@ -57,7 +57,7 @@ def draw_scene(seed: int, size: int = 96) -> Scene:
     rng = random.Random(seed)
     background = rng.choice(sorted(BACKGROUNDS))
     things = _arrange(rng.choices((1, 2, 3), (2, 3, 2))[0], size, rng)
-    image = _backdrop(background, size, rng)
+    image = backdrop(background, size, rng)
     for thing in things:
         x1, y1, x2, y2 = (round(edge * size) for edge in thing.box)
         draw_shape(image, thing.kind, thing.colour, (x1, y1, x2, y2))
@@ -89,7 +89,7 @@ def _thing(size: int, rng: random.Random) -> Thing:
     return Thing(kind, colour, side, (x / size, y / size, (x + width) / size, (y + height) / size))
 
 
-def _backdrop(name: str, size: int, rng: random.Random) -> Image.Image:
+def backdrop(name: str, size: int, rng: random.Random) -> Image.Image:
     look = BACKGROUNDS[name]
     image = Image.new("RGB", (size, size))
     horizon = size if look.ground is None else round(size * rng.uniform(0.55, 0.75))

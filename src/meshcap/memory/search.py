@@ -17,6 +17,7 @@ import numpy as np
 from meshcap.errors import MeshcapError
 
 BLOCK = 1 << 17  # rows that are compared at once: 100 MB of a wide store
+EXPANSION = 512  # candidates that an index keeps while it searches: recall against time, see docs/long-term-memory.md
 FINE = 254  # steps of a query's second part within one of the first
 
 
@@ -165,6 +166,7 @@ class UsearchIndex:
         self.index = usearch.Index(ndim=width, metric="cos", dtype="i8")
         try:
             self.index.view(os.fspath(path))
+            self.index.expansion_search = EXPANSION
         except Exception as error:  # whatever the library raises for a damaged file
             raise MeshcapError(f"{path} cannot be read by usearch ({str(error).splitlines()[0]})") from error
 
