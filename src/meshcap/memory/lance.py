@@ -245,5 +245,6 @@ def _one_line(place: str | Path, more: str = "") -> Iterator[None]:
     except MeshcapError:
         raise
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].partition(", /")[0][:200]  # without its own sources
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = reason.partition(", /")[0][:200]  # without names of its own sources
         raise MeshcapError(f"the memory {place} cannot be used: {reason}{'; ' * bool(more)}{more}") from error
