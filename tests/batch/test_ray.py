@@ -142,6 +142,18 @@ def test_the_command(cluster: None, here: Path, monkeypatch: pytest.MonkeyPatch)
     assert jobs[0] == jobs[1]  # so one may go on with what the other began
 
 
+def test_captions_beside_shards(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole shards go through one cluster, and their files are those of this process."""
+    monkeypatch.chdir(here)
+    words = ["batch", "s.tar", "photos", "--per-shard", "--model", "model", "--device", "cpu", "--threads", "1"]
+    words += ["--batch-size", "3", "--max-words", "6"]  # 4 and 40 pictures: both end with a smaller batch
+    assert call([*words, "--out", "mine"]) == 1  # one picture is broken
+    assert call([*words, "--out", "theirs", "--ray", "local", "--workers", "2"]) == 1
+    mine, theirs = ({path.name: path.read_bytes() for path in (here / name).iterdir()} for name in ("mine", "theirs"))
+    assert sorted(mine) == ["photos.captions.errors.jsonl", "photos.captions.parquet", "s.captions.parquet"]
+    assert mine == theirs
+
+
 def test_nobody_answers() -> None:
     import ray
 

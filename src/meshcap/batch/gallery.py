@@ -38,9 +38,10 @@ input { flex: 1 1 14rem; max-width: 30rem; font: inherit; padding: .4rem .6rem; 
 main { display: grid; grid-template-columns: repeat(auto-fill, minmax(190px, 1fr)); gap: 1rem; }
 figure { margin: 0; overflow-wrap: anywhere; }
 figure[hidden] { display: none; }
-.frame { display: grid; place-items: center; aspect-ratio: 4 / 3; background: color-mix(in srgb, CanvasText 7%, Canvas);
-  border-radius: 6px; overflow: hidden; }
-img { max-width: 100%; max-height: 100%; display: block; }
+.frame { display: block; aspect-ratio: 4 / 3; background: #8882;
+  border-radius: 6px; overflow: hidden; margin-bottom: .3rem; }
+figure > a { display: block; color: inherit; }
+img { width: 100%; height: 100%; object-fit: contain; display: block; }
 small { display: block; opacity: .7; }
 #elsewhere:empty { display: none; }
 """
