@@ -6,7 +6,7 @@
 
 Nothing of the corpus becomes part of meshcap: its licences are many. MIDI files are written by music21. What is true of
 a piece is taken from music21's own reading: keys from the files (of classical movements, those that signature and last
-bass note agree on), chords from published Roman numeral analyses or from chord symbols, all else by the rules of
+bass note agree on), chords from published Roman numeral analyses, all else by the rules of
 `meshcap.music.facts` over the notes as music21 has them, with the highest written part as the melody.
 """
 
@@ -31,7 +31,7 @@ from meshcap.music.harmony import Chord, Key
 from meshcap.music.score import MOST_BARS, Part, Score, read_score
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
-CLASSICAL = ("mozart/", "haydn/", "beethoven/opus18", "beethoven/opus59", "schumann", "corelli", "handel", "verdi")
+CLASSICAL = ("mozart", "haydn", "corelli", "handel", "verdi", "schumann_robert")
 EACH = 40
 
 
@@ -63,40 +63,17 @@ def folk_songs() -> Iterator[tuple[str, Any, Key | None, dict[float, Chord | Non
         yield path.stem, piece, _key_of(piece), {}
 
 
-def lead_sheets() -> Iterator[tuple[str, Any, Key | None, dict[float, Chord | None]]]:
-    """Melodies with chord symbols, which are played as chords below."""
-    from music21 import chord, corpus
-
-    for piece in corpus.parse("nottingham-dataset/reelsa-c.abc").scores:
-        symbols = list(piece.recurse().getElementsByClass("ChordSymbol"))
-        if len(symbols) < 8:
-            continue
-        places = [float(one.getOffsetInHierarchy(piece)) for one in symbols]
-        below = piece.parts[0].template(fillWithRests=False)
-        below.partName = "Chords"
-        for one, start, end in zip(symbols, places, [*places[1:], piece.highestTime], strict=True):
-            bar = below.getElementsByClass("Measure").getElementAtOrBefore(start)
-            if (length := min(end, bar.offset + one.activeSite.highestTime) - start) > 0:
-                bar.insert(start - bar.offset, chord.Chord(one.pitches, quarterLength=length))
-        for one in symbols:
-            one.activeSite.remove(one)
-        piece.insert(0, below)
-        yield piece.metadata.title, piece, _key_of(piece), dict(zip(places, map(_chord, symbols), strict=True))
-
-
 def movements() -> Iterator[tuple[str, Any, Key | None, dict[float, Chord | None]]]:
     """Movements of the classical and romantic repertoire."""
     from music21 import corpus
 
-    for path in corpus.getPaths(("mxl", "xml", "krn")):
-        name = str(path).rpartition("corpus/")[2]
-        if name.startswith(CLASSICAL):
+    for path in (path for composer in CLASSICAL for path in corpus.getComposer(composer)):
+        if path.suffix in (".mxl", ".xml", ".krn"):
             piece = corpus.parse(path)
-            for one in getattr(piece, "scores", None) or [piece]:
-                yield name, one, _key_by_end(one), {}
+            yield str(path).rpartition("corpus/")[2], piece, _key_by_end(piece), {}
 
 
-KINDS = {"chorales": chorales, "folk songs": folk_songs, "lead sheets": lead_sheets, "movements": movements}
+KINDS = {"chorales": chorales, "folk songs": folk_songs, "movements": movements}
 
 
 def _key(given: Any) -> Key | None:
@@ -174,7 +151,7 @@ def as_score(piece: Any) -> Score:
         signature = one.timeSignature or one.getContextByClass("TimeSignature")
         metres.append((signature.numerator, signature.denominator))
     tempos = np.full(len(bars), 120.0)  # what a MIDI file without a tempo means
-    for start, end, mark in piece.metronomeMarkBoundaries():
+    for start, end, mark in piece.flatten().metronomeMarkBoundaries():
         if mark.number and (rate := mark.getQuarterBPM()):
             tempos[[place for place, at in enumerate(starts) if start <= at < end]] = rate
     edges = np.array([*starts, starts[-1] + bars[-1].highestTime])
@@ -182,13 +159,14 @@ def as_score(piece: Any) -> Score:
 
 
 @app.command()
-def make(out: Path, each: int = EACH) -> None:
-    """Write the pieces of each kind into a folder."""
-    lines = []
-    for kind, pieces in KINDS.items():
-        kept = 0
+def make(out: Path, each: int = EACH, kinds: str = ",".join(KINDS)) -> None:
+    """Write so many pieces of each kind into a folder."""
+    for kind in kinds.split(","):
+        pieces, kept, lines = KINDS[kind], 0, []
         for name, piece, key, chords in pieces():
-            if key is None or not getattr(piece, "parts", None) or kept == each:
+            if kept == each:
+                break
+            if key is None or not getattr(piece, "parts", None):
                 continue
             path = out / kind.replace(" ", "-") / f"{kept:02}.mid"
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -206,8 +184,8 @@ def make(out: Path, each: int = EACH) -> None:
             row = {"kind": kind, "name": name, "file": str(path.relative_to(out)), "chords": bool(chords)}
             lines.append(json.dumps({**row, "facts": facts.to_dict()}))
             kept += 1
+        write_text(out / f"{kind.replace(' ', '-')}.jsonl", "".join(f"{line}\n" for line in lines))
         print(f"{kind}: {kept}", flush=True)
-    write_text(out / "pieces.jsonl", "".join(f"{line}\n" for line in lines))
 
 
 def _sounding(chords: dict[float, Chord | None], start: float) -> Chord | None:
@@ -223,9 +201,11 @@ def check(
 ) -> None:
     """Caption them, with what the files say of keys and without, and count what is true."""
     captioner = Captioner.from_pretrained(model, device="cpu")
-    rows = [json.loads(line) for line in (out / "pieces.jsonl").read_text().splitlines()]
     for kind in KINDS:
-        own = [row for row in rows if row["kind"] == kind]
+        table = out / f"{kind.replace(' ', '-')}.jsonl"
+        if not table.exists():
+            continue
+        own = [json.loads(line) for line in table.read_text().splitlines()]
         for bare in (False, True):
             pieces = []
             for row in own:
