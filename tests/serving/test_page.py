@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+import tiny_captioner
 from meshcap.captioner import Captioner
 from meshcap.options import NAMES
+from meshcap.vision.score import picture_of
+from music_scores import EIGHT
 from serving import small
 from serving.browser import Browser, find
 
@@ -102,6 +105,27 @@ def test_drop_a_picture_and_read_its_caption(browser: Browser, photo: Path, eyes
     assert browser.evaluate("document.querySelector('.card img').alt") == expected.text
     assert browser.evaluate("document.querySelector('.card img').naturalWidth") == 64
     assert expected.text in text(browser, "#status")  # what a screen reader is told
+
+
+def test_drop_a_midi_file_and_see_its_roll(window: Browser, tmp_path: Path) -> None:
+    pytest.importorskip("symusic")
+    eyes, music, path = small.captioner(), tiny_captioner.of_music(), tmp_path / "song.mid"
+    eyes._of_scores = music
+    path.write_bytes(EIGHT.to_midi())
+    expected = music.caption(path, n=3, attention=True)
+    assert expected.attention is not None
+    with small.listening(eyes) as port:
+        window.open(f"http://127.0.0.1:{port}/")
+        window.wait("document.getElementById('about').textContent.includes('10 words')")
+        drop(window, path)
+        assert words(window).lower() == " ".join(expected.words)
+        window.wait("document.querySelector('.card img').naturalWidth > 0")
+        sides = ("naturalWidth", "naturalHeight")
+        shown = [window.evaluate(f"document.querySelector('.card img').{side}") for side in sides]
+        assert tuple(shown) == picture_of(path).size
+        assert not window.evaluate("document.querySelector('.card .frame').classList.contains('none')")
+        label = str(window.evaluate("document.querySelector('.card .word').getAttribute('aria-label')"))
+        assert f"looked at bar {int(expected.attention[0].argmax()) + 1}" in label
 
 
 def test_hover_a_word_and_see_where_the_model_looked(browser: Browser, photo: Path, eyes: Captioner) -> None:
