@@ -12,6 +12,7 @@ attack. The captioner is a tiny one that speaks nonsense: what is tested stands 
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import http.client
 import importlib
@@ -20,6 +21,7 @@ import json
 import os
 import random
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -55,8 +57,8 @@ from meshcap.vision.pictures import read_picture
 
 HANG = 10.0  # seconds
 PROMISED = 600  # MB above the model for one picture
-ROUNDS = ("pictures", "folders", "archives", "schema", "slow", "load", "stops", "batch", "trainer", "disk", "ray",
-          "head")  # fmt: skip
+ROUNDS = ("pictures", "scores", "folders", "archives", "memories", "schema", "programs", "slow", "load", "stops",
+          "batch", "trainer", "disk", "ray", "head")  # fmt: skip
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "WANDB_MODE": "offline", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2"}
 
 
@@ -73,9 +75,9 @@ class Round:
     note: str = ""
 
     @contextlib.contextmanager
-    def trying(self, what: str, *, hang: float = HANG) -> Iterator[None]:
-        """One try: a MeshcapError is a proper answer, any other exception a failure."""
-        start = time.monotonic()
+    def trying(self, what: str, *, hang: float = HANG, pid: int | None = None) -> Iterator[None]:
+        """One try: a MeshcapError is a proper answer, any other exception a failure. `pid`: who works at it."""
+        start = time.monotonic() - waited(pid)
         try:
             yield
         except MeshcapError as error:
@@ -83,7 +85,7 @@ class Round:
                 self.failures.append(f"{what}: an error of several lines")
         except Exception as error:
             self.failures.append(f"{what}: {type(error).__name__} {str(error)[:120]}")
-        seconds = time.monotonic() - start
+        seconds = max(0.0, time.monotonic() - waited(pid) - start)
         self.tries += 1
         self.slowest = max(self.slowest, seconds)
         if seconds > hang:
@@ -92,6 +94,19 @@ class Round:
     def expect(self, condition: bool, what: str) -> None:
         if not condition:
             self.failures.append(what)
+
+
+def waited(pid: int | None = None) -> float:
+    """Seconds that this thread, or a process and its children, were ready to work and others had the processor."""
+    mine = [Path("/proc/thread-self")]
+    if pid is not None:
+        mine = [task for one in (pid, *(child for child, _ in descendants(pid)))
+                for task in Path(f"/proc/{one}/task").glob("*")]  # fmt: skip
+    seconds = 0.0
+    for task in mine:
+        with contextlib.suppress(OSError, IndexError):
+            seconds += int((task / "schedstat").read_text().split()[1]) / 1e9
+    return seconds
 
 
 def memory(pid: int | str = "self", key: str = "VmHWM") -> float:
@@ -211,6 +226,215 @@ def pictures(found: Round, tries: int, seed: int, here: Path) -> None:
             above = memory() - before
             found.memory = max(found.memory, above)
             found.expect(above < PROMISED, f"{name}: {above:.0f} MB above the start")
+
+
+# Scores.
+
+ABC = b"""X:1\nT:A tune\nM:4/4\nL:1/8\nQ:1/4=120\n%%MIDI program 40\nK:G\nV:1
+|: "G"GABc dedB | "C"c2ec B2dB |1 "D"A2FA DEFA :|2 "G"G8 |]\nV:2
+[K:D] (3abc d>e f/2g/2 ~a {gf}e [CEG]4 | z8 | !trill!A4 B4- | B8 |\nw: la la\n"""
+
+
+def hostile_scores(secret: Path) -> dict[str, bytes]:
+    """Small files that ask for much, or for what is not theirs."""
+
+    def far(ticks: int) -> bytes:  # a number as MIDI writes it
+        return bytes([*(128 | ticks >> shift & 127 for shift in (21, 14, 7)), ticks & 127])
+
+    def midi(*tracks: bytes, ticks: int = 480) -> bytes:
+        head = b"MThd" + struct.pack(">IHHH", 6, 1, len(tracks), ticks)
+        ended = [one + b"\0\xff\x2f\0" for one in tracks]
+        return head + b"".join(b"MTrk" + struct.pack(">I", len(one)) + one for one in ended)
+
+    note, pause = b"\0\x90\x3c\x40\x83\x60\x80\x3c\0", far(2**28 - 1) + b"\xb0\0\0"
+    tempo, metre, text = b"\1\xff\x51\3\0\0\1", b"\1\xff\x58\4\1\6\x18\x08", b"\1\xff\x06\1C"
+    found = {
+        "no ticks": midi(note, ticks=0), "frames of SMPTE": midi(note, ticks=0xE250), "one tick": midi(note, ticks=1),
+        "tempo of 0": midi(b"\0\xff\x51\3\0\0\0" + note), "500,000 tempos": midi(tempo * 500_000 + note),
+        "metre 0/4": midi(b"\0\xff\x58\4\0\2\x18\x08" + note), "480,000 metres": midi(metre * 480_000 + note),
+        "metre 4/2^255": midi(b"\0\xff\x58\4\4\xff\x18\x08" + note), "500,000 markers": midi(text * 500_000 + note),
+        "19,000 metres": midi(metre * 19_000 + note), "19,000 markers": midi(text * 19_000 + note),
+        "a note of ten hours": midi(b"\0\x90\x3c\x40" + far(480 * 2 * 36_000) + b"\x80\x3c\0"),
+        "a note after years": midi(pause * 40 + note), "one of years": midi(note[:4] + pause * 40 + b"\0\x80\x3c\0"),
+        "99,990 notes at once": midi(note[:4] * 99_990 + far(480 * 1990) + b"\x80\x3c\0"),
+        "500,000 notes": midi(b"\0\x90\x3c\x40\1\x80\x3c\0" * 500_000), "60,000 tracks": midi(*[note] * 60_000),
+        "1,000 tracks": midi(*[note] * 1000), "a track of 4 GB": midi(note)[:18] + b"\xff\xff\xff\xff" + note,
+        "4 MB of zeros": b"MThd" + bytes(4 * 2**20 - 4), "5 MB": midi(note) + bytes(5 * 2**20),
+    }  # fmt: skip
+    head = b"X:1\nT:a\nM:4/4\nL:1/8\nQ:1/4=120\nK:C\n"
+    places = {"metre": b"4/4", "unit": b"1/8", "tempo": b"1/4=120", "key": b"C\n"}
+    for name, place in places.items():
+        for value in (b"0/0", b"1/0", b"0", b"99999999999/4", b"1/4=99999999999", b"-1", b"^c" * 400, b"%n%s"):
+            found[f"{name} {value[:16]!r}"] = head.replace(place, value + b"\n" * (name == "key")) + b"CDEF|\n"
+    tunes = {
+        "lengths": b"C99999999999 D/0 E/999999999|", "rests": b"z999999999 C|", "bars of rest": b"Z999999999 C|",
+        "a long line": b"C" * 3_000_000, "octaves": b"c" + b"'" * 900 + b"C" + b"," * 900, "octaves too long":
+        b"c" + b"'" * 2_000_000, "repeats": b"|:" * 20 + b"CDEF" + b":|" * 20, "tuplets": b"(999999999:0:0CDE (0CDE|",
+        "braces": b"{" * 900 + b"C|", "slurs": b"(" * 900 + b"C|", "ties": b"C-" * 450, "endings": b"[1" * 400 + b"C|",
+        "parts": b"P:((((A9)9)9)9)9\nCDEF|", "another file": b"%%abc-include " + bytes(secret) + b"\nC|",
+        "a device": b"%%abc-include /dev/zero\nC|", "voices": b"".join(b"V:%d\nCDEF|\n" % n for n in range(20_000)),
+        "zeros": bytes(100_000) + b"C|", "all bytes": bytes(range(256)) * 900, "words": b"CD|\nw:" + b"la-" * 300,
+    }  # fmt: skip
+    found |= {name: head + tune + b"\n" for name, tune in tunes.items()}
+    found["parts times 10^9"] = head.replace(b"K:", b"P:A999999999\nK:") + b"P:A\nCDEF|\n"
+    return found | {
+        "many tunes": (head + b"CDEF|\n\n") * 20_000,
+        "nothing": b"X:1",
+        "macros": b"X:1\nm: ~n = ~n~n\nK:C\n~C|\n",
+    }
+
+
+def scores(found: Round, tries: int, seed: int, here: Path) -> None:
+    """MIDI and ABC, read, measured and drawn."""
+    try:
+        importlib.import_module("symusic")
+    except ImportError:
+        found.note = "symusic is not installed: pip install 'meshcap[music]'"
+        return
+    from meshcap.music.roll import draw_roll
+    from meshcap.music.score import read_score
+    from meshcap.vision.score import ReadScore
+
+    secret = here / "secret.abc"
+    secret.write_bytes(b"GABc|\n" * 9)
+    dice = random.Random(seed)
+    midi = importlib.import_module("music_scores").EIGHT.to_midi()
+
+    def attack(what: str, content: bytes) -> None:
+        with found.trying(what):
+            score = read_score(content)
+            draw_roll(score)
+            found.expect(bool(np.isfinite(ReadScore().read(content)).all()), f"{what}: features that are no numbers")
+            found.expect(what != "another file" or len(score) < 9, "another file was read")
+
+    attack("a good score", midi)
+    attack("a good tune", ABC)
+    before = memory(key="VmRSS")
+    for number in range(max(100, tries // 8)):
+        attack(f"MIDI {number} of seed {seed}", broken(midi, [midi], dice))
+    for number in range(max(20, tries // 100)):
+        attack(f"ABC {number} of seed {seed}", broken(ABC, [ABC], dice))
+    for what, content in hostile_scores(secret).items():
+        attack(what, content)
+    found.memory = memory() - before
+    found.expect(found.memory < PROMISED, f"{found.memory:.0f} MB above the start")
+    children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1000
+    found.note = f"memory above the start; that of abc2midi: at most {children:.0f} MB"
+
+
+# Memories.
+
+WRITER = """if True:
+    import sys, numpy as np
+    from meshcap.memory.store import Entry, FolderStore
+    folder, name, width = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    kept, dice = FolderStore(folder), np.random.default_rng(int(name))
+    for number in range(10**6):
+        (id,) = kept.add(dice.normal(size=(1, width)), [Entry((f"{name} {number}",))])
+        print(id, name, number, flush=True)"""
+
+
+def memories(found: Round, tries: int, count: int, seed: int, here: Path) -> None:
+    """Damaged and hostile stores; two writers at once, one killed: what was acknowledged is there, once."""
+    from meshcap.memory.store import FRAME, MARK, Entry, FolderStore
+
+    dice, width = random.Random(seed), 24
+    vectors = np.random.default_rng(seed).normal(size=(30, width))
+    good, folder, victim = here / "good", here / "hostile", here / "victim"
+    kept = FolderStore.create(good, vision="v", width=width)
+    kept.add(vectors, [Entry((f"a dog {n}",), ("Rex",), f"{n}.jpg", 1.0) for n in range(30)])
+    files = sorted(one.name for one in good.iterdir() if one.name != "lock")
+    said = {one.id: one.captions for one in kept.entries()}
+
+    def forged(folder: Path) -> None:
+        text = json.dumps({"captions": ["a dog"], "names": [], "source": None, "time": 1.0}).encode()
+        payload = broken(text, [text], dice)
+        rest = struct.pack("<QQI", *(dice.choice((0, 5, 40, 10**9, 2**63, 2**64 - 1)) for _ in range(2)), 0)
+        head = MARK + struct.pack("<II", len(payload), zlib.crc32(payload, zlib.crc32(rest)))
+        with open(folder / "entries-1.log", "ab") as file:
+            file.write(head + rest + payload)
+
+    def damaged(folder: Path) -> None:
+        path = folder / dice.choice(files)
+        path.write_bytes(broken(path.read_bytes(), [path.read_bytes()], dice))
+
+    def set_to(name: str, value: Any) -> Callable[[Path], None]:
+        def change(folder: Path) -> None:
+            path = folder / "store.json"
+            path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+
+        return change
+
+    def replaced(name: str, content: bytes | Path | None) -> Callable[[Path], None]:
+        def change(folder: Path) -> None:
+            (folder / name).unlink(missing_ok=True)
+            if isinstance(content, bytes):
+                (folder / name).write_bytes(content)
+            elif content is None:
+                os.mkfifo(folder / name)
+            else:
+                (folder / name).symlink_to(content)
+
+        return change
+
+    values: list[Any] = [0, -1, 1.5, 10**18, 10**4000, None, "x", "../x", [], {}, True]
+    attacks: list[tuple[str, Callable[[Path], None]]] = []
+    for number in range(max(40, tries // 40)):
+        attacks.append((f"{'forged' if number % 4 == 0 else 'damaged'} {number}", damaged if number % 4 else forged))
+    for name in json.loads((good / "store.json").read_text()):
+        for value in values:
+            attacks.append((f"{name}={str(value)[:9]}", set_to(name, value)))
+    endless = struct.pack("<4sII", MARK, 2**20, 1) + bytes(FRAME.size - 12)
+    contents: dict[str, bytes | Path | None] = {
+        "empty": b"", "marks": MARK * 10**7, "long frames": endless * 10**6, "deep": b"[" * 10**6, "a pipe": None,
+        "a link": victim, "a link to nothing": here / "new", "a device": Path("/dev/zero"),
+    }  # fmt: skip
+    for name in (*files, "lock"):
+        for what, content in contents.items():
+            attacks.append((f"{name} is {what}", replaced(name, content)))
+    victim.write_bytes(b"precious")
+    for what, change in attacks:
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(good, folder)
+        change(folder)
+        with found.trying(what):
+            hostile = FolderStore(folder)
+            hostile.check()
+            near = [one for row in hostile.nearest(vectors[:3], 4) for one in row]
+            if not what.startswith("forged"):
+                found.expect(all(said.get(one.id) == one.captions for one in near), f"{what}: another caption")
+            hostile.find("dog")
+            (id,) = hostile.add(vectors[:1] + 1, [Entry(("new",))])
+            found.expect(
+                any(one.id == id for one in hostile.nearest(vectors[:1] + 1, 3)[0]), f"{what}: new one missing"
+            )
+            found.expect(hostile.forget([id]) == 1, f"{what}: not forgotten")
+        found.expect(victim.read_bytes() == b"precious" and not (here / "new").exists(), f"{what}: wrote elsewhere")
+    for number in range(count):
+        shutil.rmtree(folder, ignore_errors=True)
+        FolderStore.create(folder, vision="v", width=width)
+        told: list[str] = []
+        with found.trying("a writer killed beside another", hang=300):
+            words = [[sys.executable, "-c", WRITER, str(folder), str(2 * number + one), str(width)] for one in (0, 1)]
+            writers = [subprocess.Popen(one, stdout=subprocess.PIPE, text=True, env=environment()) for one in words]
+            for writer, lines in zip(writers, (dice.randrange(5, 60), 20), strict=True):
+                assert writer.stdout is not None
+                told += [writer.stdout.readline() for _ in range(lines)]
+                time.sleep(dice.uniform(0, 0.02))
+                writer.kill()
+                told += writer.stdout.readlines()
+                writer.wait()
+                found.kills += 1
+            there = {one.id: one.captions[0] for one in FolderStore(folder).entries()}
+            for line in told:
+                if line.endswith("\n"):
+                    number_, _, text = line.strip().partition(" ")
+                    found.expect(there.get(int(number_)) == text, f"{line.strip()!r} is lost")
+            found.expect(len(set(there.values())) == len(there), "remembered twice")
+            found.expect(FolderStore(folder).check() == [], "damaged by a kill")
+            found.expect(len(told) > 20, f"the writers told {told}")
+    found.memory = memory()
+    found.note = f"{found.kills} kills at work"
 
 
 # Model folders and archives.
@@ -380,6 +604,126 @@ def schema(found: Round, tries: int, seed: int, here: Path) -> None:
         found.expect(process.poll() is None and ask(port, None, path="/health")[0] == 200, "the server is gone")
 
 
+def hostile_requests(picture: bytes, dice: random.Random, count: int) -> Iterator[tuple[str, str, bytes]]:
+    """What programs may send that speak Ollama's or OpenAI's interface: a name, a path, a body."""
+    text = base64.b64encode(picture).decode()
+
+    def openai(url: Any = f"data:image/jpeg;base64,{text}", prompt: Any = "Describe this.", **more: Any) -> bytes:
+        parts = [{"type": "text", "text": prompt}, {"type": "image_url", "image_url": {"url": url}}]
+        return json.dumps({"model": "x", "messages": [{"role": "user", "content": parts}], **more}).encode()
+
+    def ollama(images: Any = (text,), prompt: Any = "Describe this.", **more: Any) -> bytes:
+        return json.dumps({"model": "x", "prompt": prompt, "images": images, "stream": False, **more}).encode()
+
+    completions, generate, chat = "/v1/chat/completions", "/api/generate", "/api/chat"
+    start = "data:image/jpeg;base64,"
+    urls: list[Any] = ["", "data:", "data:,", "data:image/jpeg,x", start, f"{start}%%%", "x" * 10**6, None, 5, {}]
+    urls += ["data:" + "a" * 10**6 + ";base64," + text, start + "=" * 10**6, "file:///etc/passwd", "http://127.0.0.1/"]
+    urls += ["http://[::1]:1/", "gopher://x", "\ud800", f"{start}\0"]
+    for url in urls:
+        yield f"url {str(url)[:30]!r}", completions, openai(url)
+        yield f"image {str(url)[:30]!r}", generate, ollama([url])
+    for size in (1, 20, 30, 40, 100):
+        yield f"{size} MB of base64", completions, openai("data:image/png;base64," + "A" * (size * 10**6))
+    for name, bomb in bombs().items():
+        if len(bomb) < 20_000_000:
+            yield name, generate, ollama([base64.b64encode(bomb).decode()])
+    words = ("a", "between ", "1 ", "at least ", "use 'dog' ", "'", '"', "avoid ", "no keywords ", "five very ", "1-",
+             ".;", "\u0000", "\ud800", "\u202e", "🐕", "keywords ", "\n", "three 3 captions ")  # fmt: skip
+    for word in words:
+        prompt = (word * 10**6)[: 10**6]
+        yield f"a prompt of {word[:9]!r}", generate, ollama(prompt=prompt)
+        yield f"a prompt of {word[:9]!r}", completions, openai(prompt=prompt)
+    deep: Any = {"type": "object"}
+    for _ in range(400):
+        deep = {"type": "object", "properties": {"caption": deep}}
+    wide = {"type": "object", "properties": {f"label{n}": {"type": "array"} for n in range(100_000)}}
+    odd: list[Any] = [[], 5, {"type": ["array"]}, {"properties": 5}, {"type": {"a": 1}}, {"$ref": "#"}]
+    for schema in ("json", deep, wide, *odd):
+        yield f"a schema {str(schema)[:20]}", generate, ollama(format=schema)
+        form = {"type": "json_schema", "json_schema": {"schema": schema}}
+        yield f"a schema {str(schema)[:20]}", completions, openai(response_format=form)
+    values: list[Any] = [0, -1, 10**9, 10**4000, 1e308, True, None, "x", [], {}]
+    for value in values:
+        yield f"n={str(value)[:9]}", completions, openai(n=value, max_tokens=value)
+        yield f"num_predict={str(value)[:9]}", generate, ollama(options={"num_predict": value})
+        fields = ({name: one} for name in ("messages", "images") for one in (value, [value] * 3))
+        bodies: list[Any] = [value, *fields]
+        for body in bodies:
+            for path in (completions, generate, chat):
+                yield f"{str(body)[:20]} to {path}", path, json.dumps(body).encode()
+    yield "100,000 images", generate, ollama(["x"] * 100_000)
+    yield "100,000 messages", chat, json.dumps({"messages": [{"role": "user", "content": "x"}] * 100_000}).encode()
+    for content in (b"", b"[" * 10**6, b'{"messages":' * 10**5, b"9" * 10**6, b"\xff\xfe", b'{"n": NaN}', bytes(10**6)):
+        for path in (completions, generate, chat):
+            yield f"{content[:9]!r} to {path}", path, content
+    for number in range(count):
+        path, content = dice.choice(((completions, openai()), (generate, ollama())))
+        yield f"broken {number}", path, broken(content, [content], dice)
+
+
+def programs(found: Round, tries: int, seed: int, here: Path) -> None:
+    """The interfaces of Ollama and OpenAI: hostile requests, clients that leave in the middle, and API keys."""
+    dice, good = random.Random(seed), good_pictures()[0]
+    keys, log = here / "keys", here / "server.log"
+    keys.write_text("a-long-right-key\n")
+    statuses: Counter[int] = Counter()
+    with server(here, "--api-keys", str(keys)) as (process, port):
+        idle = memory_of_all(process)
+
+        def send(path: str, body: bytes, **headers: str) -> tuple[int, bytes]:
+            line = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+            try:
+                sent = {"Content-Type": "application/json", "Authorization": "Bearer a-long-right-key"} | headers
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # refused before all was sent
+                    line.request("POST", path, body, {name: value for name, value in sent.items() if value})
+                answer = line.getresponse()
+                return answer.status, answer.read()
+            finally:
+                line.close()
+
+        def fine(path: str, body: bytes, what: str) -> None:
+            status, content = send(path, body)
+            statuses[status] += 1
+            if status == 200:
+                found.expect(bool(content), f"{what}: nothing was answered")
+                return
+            error = json.loads(content)["error"]
+            message = error if path.startswith("/api/") else error["message"]
+            found.expect(status in (400, 413, 422, 503, 504), f"{what}: {status} {message[:80]}")
+            found.expect(
+                isinstance(message, str) and "\n" not in message and len(message) < 1000, f"{what}: not one line"
+            )
+
+        usual = json.dumps({"images": [base64.b64encode(good).decode()]}).encode()
+        for what, path, body in hostile_requests(good, dice, max(60, tries // 60)):
+            with found.trying(what, pid=process.pid):
+                fine(path, body, what)
+            found.memory = max(found.memory, memory_of_all(process))
+        for number in range(60):  # gone before, while or after the answer begins
+            with found.trying(f"a client that leaves {number}"), socket.create_connection(("127.0.0.1", port)) as line:
+                head = f"POST /api/generate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(usual)}\r\n"
+                sent = head.encode() + b"Authorization: Bearer a-long-right-key\r\n\r\n" + usual
+                line.sendall(sent[: len(sent) if number % 3 else dice.randrange(len(sent))])
+                if number % 3 == 2:
+                    line.recv(dice.randrange(1, 400))
+        key = "a-long-right-key"
+        for given in ("", "Bearer", "Bearer ", f"Bearer {key[:-1]}", f"Bearer {key.upper()}", f"Basic {key}", key):
+            for path in ("/api/generate", "/v1/chat/completions", "/v1/caption", "/v1/remember", "/metrics"):
+                for host in ("127.0.0.1", "127.0.0.1/health?", "localhost/health#"):
+                    with found.trying(f"{given!r} for {path} at {host}"):
+                        status, _ = send(path, usual, Authorization=given, Host=host)
+                        found.expect(status in (400, 401, 403), f"{given!r} for {path} at {host}: {status}")
+        with found.trying("a good picture at the end", pid=process.pid):
+            found.expect(send("/api/generate", usual)[0] == 200, "a good picture was not captioned at the end")
+        found.expect(process.poll() is None and ask(port, None, path="/ready")[0] == 200, "not ready afterwards")
+    above = found.memory - idle
+    found.expect(above < 2 * PROMISED, f"{above:.0f} MB above the idle server")
+    found.expect(log.stat().st_size < 100_000, "the log was flooded")
+    found.expect(statuses[200] > 20 and statuses[422] > 20, f"hardly anything was asked: {statuses}")
+    found.note = ", ".join(f"{count:,} × {status}" for status, count in sorted(statuses.items()))
+
+
 def slow(found: Round, tries: int, seed: int, here: Path) -> None:
     """Unfinished headers, slow bodies, half-closed and broken connections; others are answered meanwhile."""
     good = good_pictures()[0]
@@ -395,7 +739,7 @@ def slow(found: Round, tries: int, seed: int, here: Path) -> None:
                     line.sendall(start)
                     lines.append(line)
             for _ in range(3):
-                with found.trying(f"a good picture beside {len(lines)} slow ones"):
+                with found.trying(f"a good picture beside {len(lines)} slow ones", pid=process.pid):
                     found.expect(ask(port, good)[0] == 200, "a good picture was not captioned")
             found.tries += count
         for line in lines[::3]:
@@ -405,7 +749,7 @@ def slow(found: Round, tries: int, seed: int, here: Path) -> None:
         for _ in range(300):  # above the number of connections
             with contextlib.suppress(OSError):
                 lines.append(socket.create_connection(("127.0.0.1", port), 5))
-        with found.trying("a good picture at the end"):
+        with found.trying("a good picture at the end", pid=process.pid):
             found.expect(ask(port, good)[0] == 200, "a good picture was not captioned at the end")
         for line in lines:
             line.close()
@@ -496,12 +840,14 @@ def stops(found: Round, count: int, seed: int, here: Path) -> None:
 # Killed and going on.
 
 
-def run_and_kill(words: list[str], seconds: float, cwd: Path) -> bool:
-    """Start the command, kill it after so long. Whether it was still at work."""
+def run_and_kill(words: list[str], cwd: Path, ready: Callable[[], object], seconds: float) -> bool:
+    """Start the command, kill it so long after `ready`. Whether it was still at work."""
     process = subprocess.Popen(
         [sys.executable, "-m", "meshcap", *words], cwd=cwd, env=environment(),
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
+    while process.poll() is None and not ready():
+        time.sleep(0.02)
     try:
         process.wait(seconds)
         return False
@@ -532,10 +878,18 @@ def batch(found: Round, count: int, seed: int, here: Path) -> None:
     for _ in range(count):
         with found.trying("batch killed", hang=600):
             (here / "killed.jsonl").unlink(missing_ok=True)
-            for _ in range(3):
-                blocks = set((here / "killed.jsonl.parts").rglob("0*.jsonl"))
-                killed = run_and_kill([*common, "--out", "killed.jsonl"], dice.uniform(0.5, 1) * usual, here)
-                found.kills += killed and set((here / "killed.jsonl.parts").rglob("0*.jsonl")) > blocks
+            for at in range(3):
+                before = set((here / "killed.jsonl.parts").rglob("0*.jsonl"))
+
+                def more(before: set[Path] = before) -> bool:
+                    return set((here / "killed.jsonl.parts").rglob("0*.jsonl")) > before
+
+                early = at == 1  # the start is killed as well
+                killed = run_and_kill(
+                    [*common, "--out", "killed.jsonl"], here, (lambda: True) if early else more,
+                    dice.uniform(0, usual if early else 0.1 * usual),
+                )  # fmt: skip
+                found.kills += killed and more()
             done = run([*common, "--out", "killed.jsonl"], here)
             found.expect(done.returncode == 1 and "Traceback" not in done.stderr, f"batch: {done.stderr[-200:]}")
             same = (here / "killed.jsonl").read_bytes() == (here / "straight.jsonl").read_bytes()
@@ -560,13 +914,21 @@ def trainer(found: Round, count: int, seed: int, here: Path) -> None:
         folder = here / f"killed{number}"
         with found.trying("train killed", hang=900):
             words = tiny_data.train_words(data, folder, **options)
-            killed = run_and_kill(words, dice.uniform(0.3 * usual, usual), here)
-            for _ in range(8):
-                found.kills += killed and (folder / "log.jsonl").exists()
+            killed = True
+            for at in range(3):
+                log = folder / "log.jsonl"
+                lines = len(read_text(log).splitlines()) if log.exists() else 0
+
+                def further(log: Path = log, lines: int = lines) -> bool:
+                    return log.exists() and log.read_bytes().count(b"\n") > lines
+
+                early = at == 1  # the start is killed as well
+                again = [*words, "--resume"] if log.exists() else words
+                seconds = dice.uniform(0, usual if early else 0.2 * usual)
+                killed = run_and_kill(again, here, (lambda: True) if early else further, seconds)
                 if not killed:
                     break
-                again = [*words, "--resume"] if (folder / "log.jsonl").exists() else words
-                killed = run_and_kill(again, dice.uniform(0.4 * usual, 3 * usual), here)
+                found.kills += further()
             if killed:
                 run([*words, "--resume"], here)
             same = (folder / "model.safetensors").read_bytes() == (here / "straight/model.safetensors").read_bytes()
@@ -750,7 +1112,7 @@ def campaign(
     tries: Annotated[int, typer.Option(min=1, help="Broken pictures; other rounds follow it.")] = 24_000,
     seconds: Annotated[float, typer.Option(min=1, help="Of the round with many clients.")] = 180.0,
     clients: Annotated[int, typer.Option(min=1, help="Of that round.")] = 64,
-    kills: Annotated[int, typer.Option(min=1, help="Of batch, of the trainer and of the server, each.")] = 20,
+    kills: Annotated[int, typer.Option(min=1, help="Of batch, the trainer, the server and others, each.")] = 20,
     only: Annotated[list[str] | None, typer.Option(help=f"Rounds: {', '.join(ROUNDS)}.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of everything random.")] = 0,
     kept: Annotated[
@@ -758,12 +1120,15 @@ def campaign(
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
-    """Attack pictures, folders, archives and the server; kill the server, batch and the trainer; fill a disk."""
+    """Attack whatever reads and the server; kill the server, batch, the trainer and writers; fill a disk."""
     unknown = set(only or ()) - set(ROUNDS)
     if unknown:
         raise MeshcapError(f"no round is called {sorted(unknown)[0]!r}: expected {', '.join(ROUNDS)}")
     rounds: dict[str, Callable[[Round, Path], None]] = {
         "pictures": lambda one, here: pictures(one, tries, seed, here),
+        "scores": lambda one, here: scores(one, tries, seed, here),
+        "memories": lambda one, here: memories(one, tries, kills, seed, here),
+        "programs": lambda one, here: programs(one, tries, seed, here),
         "folders": lambda one, here: folders(one, tries, seed, here),
         "archives": lambda one, here: archives(one, tries, seed, here),
         "schema": lambda one, here: schema(one, tries, seed, here),

@@ -18,12 +18,13 @@ from meshcap.caption import Caption
 from meshcap.errors import MeshcapError
 from meshcap.evaluation.content_words import FUNCTION_WORDS, stem
 from meshcap.options import CaptionOptions
+from meshcap.serving.limits import RefusalError
 from meshcap.serving.service import Service
 
 KEYWORDS, MOST_KEYWORDS = 10, 50  # unless a prompt says how many, and at most
 MOST_CAPTIONS = 20
 LONGEST = 4_000  # letters of a prompt that are read
-DEPTH = 8  # of a JSON schema
+DEPTH, FIELDS = 8, 1000  # of a JSON schema
 
 _NAMES = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen".split()
 _NUMBERS = {name: number for number, name in enumerate(_NAMES, 1)} | {"twenty": 20, "a single": 1}
@@ -65,7 +66,12 @@ def read_prompt(
     Args:
         schema: of a JSON answer, if that is wanted.
         n, max_words: as the request's own fields say.
+
+    Raises:
+        RefusalError: 422: a schema of too many properties.
     """
+    if schema is not None and _fields(schema, 0) > FIELDS:
+        raise RefusalError(422, f"the schema has more than {FIELDS:,} properties: ask for fewer")
     text = " ".join(prompt[:LONGEST].split())
     lower = text.lower()
     most = service.captioner.backend.settings.max_length - 1
@@ -200,6 +206,14 @@ _CAPTION_NAMES = re.compile(r"caption|descri|title|text|summary|sentence|alt|res
 _LIST_NAMES = re.compile(r"key-?_?words?|tags?|labels?|objects?|subjects?|categor|words")
 USUAL = {"properties": {"caption": {"type": "string"}, "keywords": {"type": "array", "items": {"type": "string"}}}}
 USUAL_LABELS = {"properties": {"labels": {"type": "array", "items": {"type": "object"}}}}
+
+
+def _fields(schema: Any, depth: int) -> int:
+    """How many properties an answer would have."""
+    properties = schema.get("properties") if isinstance(schema, Mapping) and depth <= DEPTH else None
+    inside = list(properties.values()) if isinstance(properties, Mapping) else []
+    items = schema.get("items") if isinstance(schema, Mapping) and depth <= DEPTH else None
+    return len(inside) + sum(_fields(one, depth + 1) for one in [*inside, items] if isinstance(one, Mapping))
 
 
 def _mentions_list(schema: Any, depth: int) -> bool:

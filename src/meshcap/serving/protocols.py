@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -34,6 +34,7 @@ OLLAMA_VERSION = "0.12.0"  # of the interface that is spoken; programs ask for i
 OLLAMA_PATHS = ("/api/version", "/api/tags", "/api/ps", "/api/show", "/api/generate", "/api/chat")
 OPENAI_PATHS = ("/v1/models", "/v1/chat/completions")
 PATHS = OLLAMA_PATHS + OPENAI_PATHS
+MOST_PARTS = 1000  # messages, parts of one, pictures: what comes with a request is read on the event loop
 NO_PICTURE = "there is no picture in this request: expected one, for this model describes pictures and nothing else"
 
 
@@ -59,17 +60,17 @@ class OllamaRequest(Lenient):
 
 class GenerateRequest(OllamaRequest):
     prompt: str | None = None
-    images: list[str] | None = Field(None, description="Pictures in base64.")
+    images: list[str] | None = Field(None, max_length=MOST_PARTS, description="Pictures in base64.")
 
 
 class OllamaMessage(Lenient):
     role: str
     content: str | None = None
-    images: list[str] | None = Field(None, description="Pictures in base64.")
+    images: list[str] | None = Field(None, max_length=MOST_PARTS, description="Pictures in base64.")
 
 
 class ChatRequest(OllamaRequest):
-    messages: list[OllamaMessage] | None = None
+    messages: list[OllamaMessage] | None = Field(None, max_length=MOST_PARTS)
 
 
 class ShowRequest(Lenient):
@@ -173,7 +174,7 @@ class ContentPart(Lenient):
 
 class OpenAIMessage(Lenient):
     role: str
-    content: str | list[ContentPart] | None = None
+    content: str | Annotated[list[ContentPart], Field(max_length=MOST_PARTS)] | None = None
 
 
 class JSONSchema(Lenient):
@@ -190,7 +191,7 @@ class StreamOptions(Lenient):
 
 
 class CompletionRequest(Lenient):
-    messages: list[OpenAIMessage] = Field(min_length=1)
+    messages: list[OpenAIMessage] = Field(min_length=1, max_length=MOST_PARTS)
     model: str = Field("", description="Any name: the server has one model.")
     n: int | None = Field(None, ge=1, le=MOST_CAPTIONS, description="Choices: as many different captions.")
     stream: bool | None = None
