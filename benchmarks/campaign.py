@@ -822,7 +822,8 @@ def stops(found: Round, count: int, seed: int, here: Path) -> None:
                         status, body = ask(port, good, timeout=30)
                     except (OSError, http.client.HTTPException):
                         return
-                    answers.append("" if status == 503 or json.loads(body)["results"] else "empty")
+                    whole = status in (503, 504) or bool(json.loads(body).get("results"))
+                    answers.append("" if whole else f"status {status}: {body[:80]!r}")
 
             threads = [threading.Thread(target=client) for _ in range(8)]
             for thread in threads:
@@ -834,7 +835,8 @@ def stops(found: Round, count: int, seed: int, here: Path) -> None:
             for thread in threads:
                 thread.join(40)
             found.expect(code == (-signal.SIGKILL if kill else 0), f"the server left with {code}")
-            found.expect(not any(answers) and not any(thread.is_alive() for thread in threads), "half an answer")
+            wrong = [one for one in answers if one][:1] or [one.name for one in threads if one.is_alive()]
+            found.expect(not wrong, f"not a whole answer or none: {wrong}")
 
 
 # Killed and going on.

@@ -150,3 +150,13 @@ def test_a_caption_that_is_trusted_little_says_less() -> None:
     assert say.shorten(given, replace(options, must=("bed",))) is given
     sure = replace(given, log_probs=[-0.3] * 6)
     assert say.shorten(sure, options) is sure  # unlikely as a whole, and no word of it stands out
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1j])
+def test_weights_that_are_no_numbers_are_refused(value: complex) -> None:
+    good = head().weights
+    for name in good:
+        wrong = good[name].to(torch.complex64 if isinstance(value, complex) else torch.float32, copy=True)
+        wrong.view(-1)[0] = value
+        with pytest.raises(MeshcapError, match=f"{name} of the head for names has NaN"):
+            Names({**good, name: wrong}, TABLE)

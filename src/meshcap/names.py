@@ -128,6 +128,9 @@ class Names:
         missing = [name for name in TENSORS if name not in weights]
         if missing:
             raise MeshcapError(f"the head for names lacks {missing[0]}")
+        for name in TENSORS:
+            if weights[name].is_complex() or not bool(torch.isfinite(weights[name]).all()):
+                raise MeshcapError(f"{name} of the head for names has NaN, infinite or complex numbers: it is damaged")
         self.table, self.weights = table, {name: weights[name].float() for name in TENSORS}
         self.width = self.weights["centre"].numel()
         shapes = {

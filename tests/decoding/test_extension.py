@@ -126,6 +126,14 @@ def test_extensions_nest() -> None:
     assert both.proper == (False, False, True)
 
 
+def test_one_that_moves_shares_alone_keeps_them_below_another() -> None:
+    """As names of a memory do below a head for names: both have the same first id."""
+    inner = Extended(tiny.shared("m2"), Extension((), (), Shares((6,), ((5,),), torch.ones(3, 1))))
+    outer = Extension(("Rex",), (7,), Shares((V,), ((7,),), torch.ones(3, 1)))
+    ids = search(Extended(inner, outer), PICTURES, Beam(3), RULES).ids
+    assert not ((ids == 5) | (ids == 7)).any() and ((ids == 6) | (ids == V)).any()
+
+
 REFUSED = [
     (lambda: Extension(("a",), ()), "expected one each"),
     (lambda: Extension(("a", "a"), (5, 5)), "given twice"),

@@ -136,7 +136,8 @@ class Extended:
     def __init__(self, model: Decodable, extension: Extension):
         self.model, self.extension = model, extension
         self.known = model.config.vocab_size
-        self.prefix = f"extension.{self.known}."  # of its tensors in a state that it may share with another
+        # Of its tensors in a state that it may share with another, which need not have words of its own.
+        self.prefix = f"{model.prefix if isinstance(model, Extended) else ''}extension."
         self.config: Settings = _Settings(
             vocab_size=self.known + len(extension.words),
             **{name: getattr(model.config, name) for name in ("max_length", "unk", "pad", "bos", "eos")},

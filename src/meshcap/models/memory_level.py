@@ -243,7 +243,7 @@ class MemoryLevel(nn.Module):
         try:
             settings = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
             config = MemoryConfig(**settings)
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             reason = str(error).partition("\n")[0]
             raise MeshcapError(f"{path.with_suffix('.json')} does not say the sizes of a memory ({reason})") from error
         level = build_for(lambda: cls(config), settings, path, dtype=dtype)
