@@ -137,7 +137,7 @@ class Extended:
         self.model, self.extension = model, extension
         self.known = model.config.vocab_size
         # Of its tensors in a state that it may share with another, which need not have words of its own.
-        self.prefix = f"{model.prefix if isinstance(model, Extended) else ''}extension."
+        self.prefix: str = f"{model.prefix if isinstance(model, Extended) else ''}extension."
         self.config: Settings = _Settings(
             vocab_size=self.known + len(extension.words),
             **{name: getattr(model.config, name) for name in ("max_length", "unk", "pad", "bos", "eos")},
