@@ -163,3 +163,12 @@ def test_explained(pixels) -> None:
     mine = explain(captioner, regions, caption="a red okapi", attribution=False)
     assert [one.word for one in mine.words] == ["a", "red", "okapi", "(end)"]
     assert mine.words[2].probability > 0
+
+
+def test_the_packaged_captioner_has_a_centre() -> None:
+    from meshcap.folders import CENTRE, PACKAGED
+    from meshcap.weights import read_weights
+
+    centre = read_weights(PACKAGED / CENTRE)["centre"]
+    assert centre.shape == (768,)
+    assert 0 < float(centre.norm()) < 1  # a mean of vectors of length 1
