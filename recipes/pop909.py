@@ -42,7 +42,6 @@ from meshcap.metrics import score as score_captions
 from meshcap.music import hearing
 from meshcap.music.captions import KINDS, Statement, check_caption, read_caption, write_captions
 from meshcap.music.facts import Facts, facts_of
-from meshcap.music.features import HARMONY
 from meshcap.music.harmony import ALL_CHORDS, Chord, Key, estimate_chords, estimate_key, parse_chord
 from meshcap.music.score import BASS, Part, Score, read_score
 
@@ -366,9 +365,9 @@ class Piece:
         by_ear = facts_of(score, heard.key, heard.best_chords())
         return cls(statements, len(left), facts, facts_of(bare, key, chords), by_ear)
 
-    def without_harmony(self) -> Piece:
-        """Of a piece whose chords nobody knows."""
-        return replace(self, statements=tuple(one for one in self.statements if one.kind not in HARMONY))
+    def without(self, kinds: Iterable[str]) -> Piece:
+        """Of a piece of which nobody knows these."""
+        return replace(self, statements=tuple(one for one in self.statements if one.kind not in kinds))
 
 
 def truth(sample: Any) -> Facts:
