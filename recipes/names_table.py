@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from meshcap.names import Kind, Table
+from meshcap.names import NameKind, Table
 
 
 def _numbers(text: str) -> Iterable[int]:
@@ -132,8 +132,8 @@ FRUIT = """
 FRUIT_PLURAL = "apples oranges bananas carrots flowers fruits vegetables donuts strawberries"
 
 
-def _kind(word: str, plural: str, kin: str, plural_kin: str, stand_in: str, plural_stand_in: str) -> Kind:
-    return Kind(word, plural, tuple(kin.split()), tuple(plural_kin.split()), stand_in, plural_stand_in)
+def _kind(word: str, plural: str, kin: str, plural_kin: str, stand_in: str, plural_stand_in: str) -> NameKind:
+    return NameKind(word, plural, tuple(kin.split()), tuple(plural_kin.split()), stand_in, plural_stand_in)
 
 
 LIVING, LIVING_PLURAL = f"{BIRDS} {ANIMALS}", f"{BIRDS_PLURAL} {ANIMALS_PLURAL}"

@@ -10,13 +10,13 @@ import torch
 import tiny
 from meshcap import Captioner, CaptionOptions, MeshcapError, Regions
 from meshcap.calibration import Calibration
-from meshcap.names import Kind, Names, Table, agree
+from meshcap.names import NameKind, Names, Table, agree
 from meshcap.say import Speaker
 from meshcap.text import Vocabulary
 from meshcap.text.sentence import phrase_starts
 
 WORDS = ["<unk>", "<pad>", "<bos>", "<eos>", "a", "cat", "dog", "cats", "animal", "sits"]
-ANIMAL = Kind("animal", "animals", ("cat", "dog", "animal"), ("cats",), "cat", "cats")
+ANIMAL = NameKind("animal", "animals", ("cat", "dog", "animal"), ("cats",), "cat", "cats")
 TABLE = Table(
     names=("tabby", "okapi", "red panda", "wombat"),
     said=(("okapi", "okapis", "animal"), ("red panda", "red pandas", "animal"), ("wombat", "wombats", "animal")),

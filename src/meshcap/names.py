@@ -42,7 +42,7 @@ class Named(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Kind:
+class NameKind:
     """Names of one kind, and what captions say in their place."""
 
     word: str  # a broad word for all of them; empty: there is none
@@ -64,7 +64,7 @@ class Table:
     names: tuple[str, ...]  # (C) as tags have them
     said: tuple[tuple[str, str, str], ...]  # (S) word, plural, kind
     said_as: tuple[int, ...]  # (C)
-    kinds: Mapping[str, Kind]
+    kinds: Mapping[str, NameKind]
     words: tuple[tuple[str, str], ...]  # (K) word, and whether it is an object or a scene
     sure: float = SURE
     sure_of_kind: float = SURE_OF_KIND
@@ -97,7 +97,7 @@ class Table:
         """
         try:
             kinds = {
-                str(name): Kind(
+                str(name): NameKind(
                     word=str(kind["word"]),
                     plural=str(kind["plural"]),
                     kin=tuple(map(str, kind["kin"])),

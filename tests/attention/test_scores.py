@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from meshcap.attention import SCORES, Additive, Bilinear, Dot, ScaledDot, Score, make_score
+from meshcap.attention import SCORES, Additive, AttentionScore, Bilinear, Dot, ScaledDot, make_score
 from meshcap.errors import MeshcapError
 
 NAMES = sorted(SCORES)
@@ -19,7 +19,7 @@ def widths(name: str) -> tuple[int, int]:
     return (4, 4) if name in ("dot", "scaled") else (4, 3)
 
 
-def plain(score: Score) -> Callable[[list[float], list[float]], float]:
+def plain(score: AttentionScore) -> Callable[[list[float], list[float]], float]:
     """The score of one query with one key, in Python's own arithmetic."""
 
     def dot(a: list[float], b: list[float]) -> float:

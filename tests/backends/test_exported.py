@@ -8,11 +8,12 @@ import pytest
 
 import exported
 from meshcap import Captioner
-from meshcap.backends.exported import FACTS, Facts, Part
+from meshcap.backends.exported import FACTS, ExportedFacts, StatePart
 from meshcap.errors import MeshcapError
 
-PART = Part(name="keys", dtype="float32", shape=(2, "3*pictures", "places"), seen=False, changes=True, follows=False)
-WHOLE = Facts(
+KEYS = (2, "3*pictures", "places")
+PART = StatePart(name="keys", dtype="float32", shape=KEYS, seen=False, changes=True, follows=False)
+WHOLE = ExportedFacts(
     model="m2", bits=32, vocab_size=10, max_length=9, unk=0, pad=1, bos=2, eos=3, size=12, geometry="crop",
     pre_resize=8, state=(PART,),
 )  # fmt: skip
@@ -20,7 +21,7 @@ WHOLE = Facts(
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     (tmp_path / FACTS).write_text(WHOLE.to_json(), encoding="utf-8")
-    assert Facts.read(tmp_path) == WHOLE
+    assert ExportedFacts.read(tmp_path) == WHOLE
     assert PART.sizes(pictures=4, width=5, places=6) == (2, 12, 6)
 
 
@@ -39,7 +40,7 @@ def test_other_files_are_refused_in_one_line(tmp_path: Path) -> None:
     ):
         (tmp_path / FACTS).write_text(wrong, encoding="utf-8")
         with pytest.raises(MeshcapError, match=message) as caught:
-            Facts.read(tmp_path)
+            ExportedFacts.read(tmp_path)
         assert "\n" not in str(caught.value)
 
 

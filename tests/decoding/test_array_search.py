@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import tiny
-from meshcap.backends.exported import ExportedBackend, Facts
+from meshcap.backends.exported import ExportedBackend, ExportedFacts
 from meshcap.decoding import Beam, ConstrainedBeam, DiverseBeam, Greedy, Rules, Sampling, decode
 from meshcap.errors import MeshcapError
 from meshcap.export.graphs import Say, parts_of
@@ -22,7 +22,7 @@ class Eager(ExportedBackend):
         self.model, self.regions = model, regions
         self.parts = parts_of(model, regions)
         config = model.config
-        super().__init__(Facts(
+        super().__init__(ExportedFacts(
             model=model.name, bits=32, vocab_size=config.vocab_size, max_length=config.max_length, unk=config.unk,
             pad=config.pad, bos=config.bos, eos=config.eos, size=8, geometry="squash", pre_resize=0, state=self.parts,
         ))  # fmt: skip

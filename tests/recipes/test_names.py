@@ -11,10 +11,10 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from meshcap import MeshcapError, Regions
-from meshcap.names import Kind, Names, Table
+from meshcap.names import NameKind, Names, Table
 from recipes import names as recipe
 
-ANIMAL = Kind("animal", "animals", ("cat",), ("cats",), "cat", "cats")
+ANIMAL = NameKind("animal", "animals", ("cat",), ("cats",), "cat", "cats")
 
 
 def test_packed_pictures_are_those_of_the_listing(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_packed_pictures_are_those_of_the_listing(tmp_path: Path) -> None:
 
 def test_what_no_caption_says_is_silent() -> None:
     said = (("okapi", "okapis", "animal"), ("rocket", "rockets", "flying"))
-    kinds = {"animal": ANIMAL, "flying": Kind("", "", ("kite",), (), "kite", "kites")}
+    kinds = {"animal": ANIMAL, "flying": NameKind("", "", ("kite",), (), "kite", "kites")}
     table = Table(("tabby", "okapi", "missile"), said, (-1, 0, 1), kinds, ())
     found = recipe.silence(table, [{"a", "cat"}, {"two", "okapis"}, {"an", "animal"}, {"a", "rocket"}])
     assert found.tolist() == [[False, True, True], [False, False, True], [False, False, True], [False, True, False]]

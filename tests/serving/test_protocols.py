@@ -283,8 +283,8 @@ def service(eyes: Captioner) -> Service:
     ],
 )
 def test_what_of_a_prompt_is_honoured(service: Service, prompt: str, expected: dict[str, Any]) -> None:
-    wish = read_prompt(prompt, service)
-    assert wish.options == service.options(expected) and wish.sentence and not wish.keywords
+    wanted = read_prompt(prompt, service)
+    assert wanted.options == service.options(expected) and wanted.sentence and not wanted.keywords
 
 
 @pytest.mark.parametrize(
@@ -299,8 +299,8 @@ def test_what_of_a_prompt_is_honoured(service: Service, prompt: str, expected: d
     ],
 )
 def test_when_keywords_are_asked_for(service: Service, prompt: str, keywords: int, sentence: bool) -> None:
-    wish = read_prompt(prompt, service)
-    assert (wish.keywords, wish.sentence) == (keywords, sentence)
+    wanted = read_prompt(prompt, service)
+    assert (wanted.keywords, wanted.sentence) == (keywords, sentence)
 
 
 def test_prompts_are_read_in_no_time(service: Service) -> None:

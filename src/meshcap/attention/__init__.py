@@ -25,7 +25,7 @@ from meshcap.attention.multi_head import (
     split_heads,
 )
 from meshcap.attention.saliency import SALIENCIES, Gate, MaxPool, WinnerTakeAll, make_saliency
-from meshcap.attention.scores import SCORES, Additive, Bilinear, Dot, ScaledDot, Score, make_score
+from meshcap.attention.scores import SCORES, Additive, AttentionScore, Bilinear, Dot, ScaledDot, make_score
 from meshcap.attention.select import (
     SELECTS,
     RunningMean,
@@ -46,6 +46,7 @@ __all__ = [
     "SELECTS",
     "Additive",
     "AttentionOutput",
+    "AttentionScore",
     "Bilinear",
     "CrossAttention",
     "Dot",
@@ -59,7 +60,6 @@ __all__ = [
     "RunningMean",
     "Sampled",
     "ScaledDot",
-    "Score",
     "Select",
     "Selection",
     "SelfAttention",

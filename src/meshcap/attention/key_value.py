@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from meshcap.attention.multi_head import additive_mask, attend, join_heads, split_heads
-from meshcap.attention.scores import Score, make_score
+from meshcap.attention.scores import AttentionScore, make_score
 from meshcap.attention.select import Select, soft
 from meshcap.errors import MeshcapError
 
@@ -46,7 +46,7 @@ class KeyValueAttention(nn.Module):
     for each query, with as many. A query for which nothing is real finds zeros.
     """
 
-    def __init__(self, score: Score, select: Select = soft):
+    def __init__(self, score: AttentionScore, select: Select = soft):
         super().__init__()
         self.score, self.select = score, select
 
@@ -160,7 +160,7 @@ class HierarchicalAttention(nn.Module):
 
     Args:
         score: a name in `meshcap.attention.SCORES`.
-        d_query, d_model: widths of queries and regions; d_hidden as in `meshcap.attention.Score`.
+        d_query, d_model: widths of queries and regions; d_hidden as in `meshcap.attention.AttentionScore`.
         depth: levels, the top included: 1 is plain attention, 2 takes one membership, 3 takes two.
     """
 
@@ -170,8 +170,8 @@ class HierarchicalAttention(nn.Module):
             raise MeshcapError(f"depth is {depth}, expected at least 1")
         self.scores = nn.ModuleList(make_score(score, d_query, d_model, d_hidden) for _ in range(depth))
 
-    def score(self, level: int) -> Score:
-        return cast(Score, self.scores[level])
+    def score(self, level: int) -> AttentionScore:
+        return cast(AttentionScore, self.scores[level])
 
     def prepare(self, x: Tensor) -> Tensor:
         """Regions (B, N, D) as the lowest score wants them, (B, N, ·): once a picture."""

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from meshcap.errors import MeshcapError
 
 
-class Score(nn.Module):
+class AttentionScore(nn.Module):
     """What all scores share: the widths, and a look at what comes in.
 
     Args:
@@ -62,7 +62,7 @@ class Score(nn.Module):
         return f"d_query={self.d_query}, d_key={self.d_key}"
 
 
-class Additive(Score):
+class Additive(AttentionScore):
     """vᵀ tanh(W x + U q + b), of Bahdanau et al. (2015): a small network compares, so widths may differ.
 
     Needs (…, Q, N, d_hidden) numbers at once, where the others need no more than their result.
@@ -93,7 +93,7 @@ class Additive(Score):
         return (compared @ self.v).squeeze(-1)
 
 
-class Dot(Score):
+class Dot(AttentionScore):
     """xᵀ q: no parameters, equal widths. Its variance grows with the width (docs/attention.md), see `ScaledDot`."""
 
     def __init__(self, d_query: int, d_key: int, d_hidden: int | None = None, heads: int | None = None):
@@ -116,7 +116,7 @@ class ScaledDot(Dot):
         return super().forward(query * self.d_query**-0.5, prepared)  # scaled first: half precision overflows later
 
 
-class Bilinear(Score):
+class Bilinear(AttentionScore):
     """xᵀ W q, of Luong et al. (2015): a learned similarity. With W = AᵀB it is the dot product of A x and B q."""
 
     def __init__(self, d_query: int, d_key: int, d_hidden: int | None = None, heads: int | None = None):
@@ -137,11 +137,13 @@ class Bilinear(Score):
         return query @ prepared.transpose(-1, -2)
 
 
-SCORES: dict[str, type[Score]] = {"additive": Additive, "dot": Dot, "scaled": ScaledDot, "bilinear": Bilinear}
+SCORES: dict[str, type[AttentionScore]] = {"additive": Additive, "dot": Dot, "scaled": ScaledDot, "bilinear": Bilinear}
 
 
-def make_score(name: str, d_query: int, d_key: int, d_hidden: int | None = None, *, heads: int | None = None) -> Score:
-    """The score of that name in `SCORES`; the other arguments as in `Score`."""
+def make_score(
+    name: str, d_query: int, d_key: int, d_hidden: int | None = None, *, heads: int | None = None
+) -> AttentionScore:
+    """The score of that name in `SCORES`; the other arguments as in `AttentionScore`."""
     if name not in SCORES:
         raise MeshcapError(f"there is no score {name!r}, expected one of {', '.join(SCORES)}")
     return SCORES[name](d_query, d_key, d_hidden, heads)

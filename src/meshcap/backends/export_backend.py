@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from meshcap.backends.exported import Array, ExportedBackend, Facts, State, first_line, graph_files
+from meshcap.backends.exported import Array, ExportedBackend, ExportedFacts, State, first_line, graph_files
 from meshcap.errors import MeshcapError
 
 
@@ -25,7 +25,7 @@ class ExportBackend(ExportedBackend):
     name = "torch-export"
 
     def __init__(self, folder: str | Path, *, threads: int | None = None):
-        super().__init__(Facts.read(Path(folder)))
+        super().__init__(ExportedFacts.read(Path(folder)))
         see, say = graph_files(Path(folder), "pt2", "torch")
         try:
             import torch

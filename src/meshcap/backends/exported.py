@@ -1,7 +1,7 @@
 """Exported captioners: what `runtime.json` says of one, and how its two graphs are searched.
 
 The graphs are `see` (pixels to what the decoder looks at) and `say` (one word further). What `say` reads and changes
-is a state of named arrays, as `meshcap.decoding.search` has it; `Part` says how each of them begins and moves.
+is a state of named arrays, as `meshcap.decoding.search` has it; `StatePart` says how each of them begins and moves.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def expect_not_exported(folder: str | Path) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class StatePart:
     """One array of the state."""
 
     name: str
@@ -86,7 +86,7 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class ExportedFacts:
     """All of `runtime.json`."""
 
     version: int = VERSION
@@ -101,13 +101,13 @@ class Facts:
     size: int  # pixels of the square that `see` reads
     geometry: str
     pre_resize: int  # see `Preprocess`
-    state: tuple[Part, ...]
+    state: tuple[StatePart, ...]
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2) + "\n"
 
     @classmethod
-    def read(cls, folder: Path) -> Facts:
+    def read(cls, folder: Path) -> ExportedFacts:
         """Those of an exported folder.
 
         Raises:
@@ -124,7 +124,7 @@ class Facts:
         return cls.from_dict(given, str(path))
 
     @classmethod
-    def from_dict(cls, given: Any, owner: str) -> Facts:
+    def from_dict(cls, given: Any, owner: str) -> ExportedFacts:
         names = {field.name for field in fields(cls)}
         if not isinstance(given, dict) or given.get("version") != VERSION:
             version = given.get("version") if isinstance(given, dict) else None
@@ -137,7 +137,7 @@ class Facts:
             if type(given[name]) is not int:
                 raise MeshcapError(f"{owner} has {name} {given[name]!r}, expected a whole number")
         try:
-            state = tuple(Part(**part) for part in given["state"])
+            state = tuple(StatePart(**part) for part in given["state"])
         except TypeError as error:
             raise MeshcapError(f"{owner} has a state that cannot be read ({error}): export the model again") from error
         return cls(**{**{name: given[name] for name in names & given.keys()}, "state": state})
@@ -160,7 +160,7 @@ class Seen:
 class ExportedBackend(Backend):
     """Runs the two graphs of an exported folder: a subclass says how."""
 
-    def __init__(self, facts: Facts):
+    def __init__(self, facts: ExportedFacts):
         self.facts = self.settings = facts
         geometry: Any = facts.geometry
         self.preprocess = Preprocess(size=facts.size, geometry=geometry, pre_resize=facts.pre_resize)

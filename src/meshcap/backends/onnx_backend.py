@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from meshcap.backends.exported import NEXT, Array, ExportedBackend, Facts, State, first_line, graph_files
+from meshcap.backends.exported import NEXT, Array, ExportedBackend, ExportedFacts, State, first_line, graph_files
 from meshcap.errors import FailedError, MeshcapError
 
 
@@ -14,7 +14,7 @@ class OnnxBackend(ExportedBackend):
     name = "onnx"
 
     def __init__(self, folder: str | Path, *, threads: int | None = None):
-        super().__init__(Facts.read(Path(folder)))
+        super().__init__(ExportedFacts.read(Path(folder)))
         see, say = graph_files(Path(folder), "onnx", "onnx")
         try:
             import onnxruntime

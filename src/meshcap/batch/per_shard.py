@@ -33,7 +33,7 @@ Ready = tuple[Captions, BatchSettings, int]
 
 
 @dataclass(frozen=True)
-class Shard:
+class ShardJob:
     """A tar, a Parquet file or a folder of pictures, and the file for its captions."""
 
     source: str
@@ -72,7 +72,7 @@ class Shards:
         Raises:
             MeshcapError: a file is in the way, of another job or of nobody's.
         """
-        shard = Shard(source, self._out(source))
+        shard = ShardJob(source, self._out(source))
         counts = None if self.restart else self._counts(shard)
         if counts is None:
             return False
@@ -80,12 +80,12 @@ class Shards:
         add(self.counts, counts)
         return True
 
-    def of(self, pictures: Sequence[Picture]) -> list[Shard]:
+    def of(self, pictures: Sequence[Picture]) -> list[ShardJob]:
         """The shards of pictures that were listed."""
         found: dict[str, list[Picture]] = {}
         for picture in pictures:
             found.setdefault(picture.tar or os.path.dirname(picture.path), []).append(picture)
-        return [Shard(source, self._out(source), those) for source, those in found.items()]
+        return [ShardJob(source, self._out(source), those) for source, those in found.items()]
 
     def _out(self, source: str) -> Path:
         whole = Path(os.path.abspath(source))
@@ -98,7 +98,7 @@ class Shards:
             raise MeshcapError(f"{first} and {whole} would both get {out}: caption them in calls of their own")
         return out
 
-    def _counts(self, shard: Shard) -> dict[str, int] | None:
+    def _counts(self, shard: ShardJob) -> dict[str, int] | None:
         if not shard.out.exists():
             return None
         parquet = need_pyarrow(shard.out)
@@ -130,7 +130,7 @@ class ShardJobs:
 
     def __init__(
         self,
-        shards: Sequence[Shard],
+        shards: Sequence[ShardJob],
         facts: dict[str, Any],
         *,
         block: int,
@@ -200,7 +200,7 @@ class ShardJobs:
         shutil.rmtree(job.folder, ignore_errors=True)
         add(self.counts, counts)
 
-    def _rows(self, shard: Shard, job: Job) -> Iterator[Row]:
+    def _rows(self, shard: ShardJob, job: Job) -> Iterator[Row]:
         for picture, row in zip(shard.pictures, job.rows(), strict=True):
             yield {**row, "key": key_of(picture), "model": self.model, "weights_hash": self.facts["model"]}
 

@@ -38,7 +38,7 @@ _LIST = re.compile(r"(?:.*[^a-z])?(train|dev|val|test)_?(?:images)?\.txt", re.IG
 
 
 @dataclass
-class Entry:
+class PictureEntry:
     """A picture as one file describes it; another line or file may add captions."""
 
     id: str
@@ -75,7 +75,7 @@ def read_dataset(
     """
     files = dataset_files(path)
     broken: list[str] = []
-    known: dict[str, Entry] = {}
+    known: dict[str, PictureEntry] = {}
     unlisted: set[str] = set()
     if shards := files[0].suffix == ".tar":
         if pictures is not None:
@@ -95,7 +95,7 @@ def read_dataset(
     return _dataset(str(path), known, len(unlisted), tuple(broken), val=val, test=test)
 
 
-def _merge(first: Entry, again: Entry, *, shards: bool) -> None:
+def _merge(first: PictureEntry, again: PictureEntry, *, shards: bool) -> None:
     where = first.file if first.file == again.file else f"{first.file} and {again.file}"
     if shards:
         raise MeshcapError(f"{where}: picture {short(again.id)} is there twice, expected once")
@@ -113,7 +113,7 @@ def _merge(first: Entry, again: Entry, *, shards: bool) -> None:
 
 
 def _dataset(
-    name: str, known: dict[str, Entry], unlisted: int, broken: tuple[str, ...], *, val: float, test: float
+    name: str, known: dict[str, PictureEntry], unlisted: int, broken: tuple[str, ...], *, val: float, test: float
 ) -> Dataset:
     empty, bare = 0, []
     for entry in known.values():
@@ -132,11 +132,11 @@ def _dataset(
     return Dataset(name, samples, LeftOut(empty, tuple(bare), unlisted, broken))
 
 
-def _of_shards(files: list[Path]) -> Iterator[Entry]:
+def _of_shards(files: list[Path]) -> Iterator[PictureEntry]:
     for file in files:
         for member in read_shard(file):
             split = named_split(member.split) or split_in_name(file.stem)
-            yield Entry(member.id, member.captions, split, member.picture, member.filename, file, member.more)
+            yield PictureEntry(member.id, member.captions, split, member.picture, member.filename, file, member.more)
 
 
 def text_beside(path: Path) -> Path | None:
@@ -144,7 +144,7 @@ def text_beside(path: Path) -> Path | None:
     return next((text for text in (Path(f"{path}.txt"), path.with_suffix(".txt")) if text.is_file()), None)
 
 
-def _of_texts(folder: Path) -> Iterator[Entry]:
+def _of_texts(folder: Path) -> Iterator[PictureEntry]:
     for where, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         named = [split for part in Path(where).relative_to(folder).parts if (split := MEANINGS.get(part.lower()))]
@@ -154,10 +154,10 @@ def _of_texts(folder: Path) -> Iterator[Entry]:
                 text = text_beside(path)
                 captions = [] if text is None else read_text(text).splitlines()
                 id = path.relative_to(folder).as_posix()
-                yield Entry(id, captions, named[-1] if named else None, FileSource(path), name, folder)
+                yield PictureEntry(id, captions, named[-1] if named else None, FileSource(path), name, folder)
 
 
-def _of_caption_files(files: list[Path], folder: Path | None, broken: list[str] | None) -> Iterator[Entry]:
+def _of_caption_files(files: list[Path], folder: Path | None, broken: list[str] | None) -> Iterator[PictureEntry]:
     for file in files:
         if file.name.lower().endswith((".tar.gz", ".tgz", ".zip")):
             raise MeshcapError(f"{file} is compressed, and pictures are read in any order: unpack it first")
@@ -169,7 +169,7 @@ def _of_caption_files(files: list[Path], folder: Path | None, broken: list[str] 
         yield from _of_layout(file, PictureFolder(folder or file.parent), broken)
 
 
-def _of_layout(file: Path, folder: PictureFolder, broken: list[str] | None) -> Iterator[Entry]:
+def _of_layout(file: Path, folder: PictureFolder, broken: list[str] | None) -> Iterator[PictureEntry]:
     by_name = split_in_name(file.name)
     seen: set[str] = set()
     for picture in caption_files.pictures(file, broken):
@@ -185,7 +185,7 @@ def _of_layout(file: Path, folder: PictureFolder, broken: list[str] | None) -> I
             # Of a picture that is only a number, a file is a guess: none found means that none was named.
             source = FileSource(found) if filename is not None or found.is_file() else None
         more = {"names": picture.called} if picture.called else None
-        yield Entry(picture.id, picture.captions, split, source, filename, file, more)
+        yield PictureEntry(picture.id, picture.captions, split, source, filename, file, more)
 
 
 def _guesses(file: Path, picture: CaptionEntry, filename: str | None) -> list[str]:
@@ -205,7 +205,7 @@ def _guesses(file: Path, picture: CaptionEntry, filename: str | None) -> list[st
     return guesses
 
 
-def _of_tokens(file: Path, text: str, folder: PictureFolder) -> Iterator[Entry]:
+def _of_tokens(file: Path, text: str, folder: PictureFolder) -> Iterator[PictureEntry]:
     """Flickr8k's captions, and its splits where the files that list them lie beside."""
     lists = {other: match[1] for other in sorted(file.parent.iterdir()) if (match := _LIST.fullmatch(other.name))}
     splits = {name: split for other, split in lists.items() for name in _lines(read_text(other))}
@@ -217,7 +217,7 @@ def _of_tokens(file: Path, text: str, folder: PictureFolder) -> Iterator[Entry]:
             raise MeshcapError(f"{file}: line {number} is {short(line)}, expected name.jpg#0, a tab and a caption")
         name = parts[1].strip()
         split = named_split(splits.get(name)) or "" if splits else None
-        yield Entry(name, [parts[2]], split, FileSource(folder.find([name])), name, file)
+        yield PictureEntry(name, [parts[2]], split, FileSource(folder.find([name])), name, file)
 
 
 def _lines(text: str) -> Iterable[str]:

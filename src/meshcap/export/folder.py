@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from meshcap.backends.exported import FACTS, GRAPHS, Facts, Part
+from meshcap.backends.exported import FACTS, GRAPHS, ExportedFacts, StatePart
 from meshcap.captioner import Captioner
 from meshcap.decoding import Beam
 from meshcap.errors import MeshcapError
@@ -90,9 +90,9 @@ def without_unused(program: ExportedProgram) -> ExportedProgram:
     return program
 
 
-def facts_of(model: CaptionModel, vision: Vision, parts: tuple[Part, ...], bits: int) -> Facts:
+def facts_of(model: CaptionModel, vision: Vision, parts: tuple[StatePart, ...], bits: int) -> ExportedFacts:
     config = model.config
-    return Facts(
+    return ExportedFacts(
         model=model.name,
         bits=bits,
         vocab_size=config.vocab_size,

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from meshcap.backends.exported import Part, first_line
+from meshcap.backends.exported import StatePart, first_line
 from meshcap.errors import MeshcapError
 from meshcap.models import CaptionModel
 from meshcap.regions import Regions
@@ -28,7 +28,7 @@ State = dict[str, Tensor]
 class See(nn.Module):
     """uint8 pixels (B, 3, S, S) -> the parts of the state that come from the picture, for one hypothesis."""
 
-    def __init__(self, vision: Vision, model: CaptionModel, parts: tuple[Part, ...]):
+    def __init__(self, vision: Vision, model: CaptionModel, parts: tuple[StatePart, ...]):
         super().__init__()
         self.vision, self.model = vision, model
         self.names = [part.name for part in parts if part.seen]
@@ -41,7 +41,7 @@ class See(nn.Module):
 class Say(nn.Module):
     """ids (B, W) and the state -> log-probabilities (B, W, V) and what has changed of the state."""
 
-    def __init__(self, model: CaptionModel, parts: tuple[Part, ...]):
+    def __init__(self, model: CaptionModel, parts: tuple[StatePart, ...]):
         super().__init__()
         self.model = model
         self.names = [part.name for part in parts]
@@ -54,7 +54,7 @@ class Say(nn.Module):
 
 
 @torch.no_grad()
-def parts_of(model: CaptionModel, regions: Regions) -> tuple[Part, ...]:
+def parts_of(model: CaptionModel, regions: Regions) -> tuple[StatePart, ...]:
     """What a captioner's state is made of, found with the regions of three pictures.
 
     Raises:
@@ -89,7 +89,7 @@ def parts_of(model: CaptionModel, regions: Regions) -> tuple[Part, ...]:
             if not torch.equal(rows, tensor):
                 raise refused(model, f"{name} is not reordered by taking the parents' rows")
         parts.append(
-            Part(
+            StatePart(
                 name=name,
                 dtype=str(tensor.dtype).removeprefix("torch."),
                 shape=shape,
@@ -118,7 +118,7 @@ def refused(model: CaptionModel, reason: str) -> MeshcapError:
     return MeshcapError(f"a captioner {model.name!r} cannot be exported: {reason}")
 
 
-def trace(vision: Vision, model: CaptionModel, parts: tuple[Part, ...]) -> tuple[ExportedProgram, ExportedProgram]:
+def trace(vision: Vision, model: CaptionModel, parts: tuple[StatePart, ...]) -> tuple[ExportedProgram, ExportedProgram]:
     """`See` and `Say` for any number of pictures, hypotheses and words.
 
     Raises:
@@ -127,7 +127,7 @@ def trace(vision: Vision, model: CaptionModel, parts: tuple[Part, ...]) -> tuple
     pictures, width, places = (Dim(name, min=1) for name in ("pictures", "width", "places"))
     named = {"pictures": pictures, "width": width, "places": places}
 
-    def dims(part: Part) -> dict[int, Any]:
+    def dims(part: StatePart) -> dict[int, Any]:
         found: dict[int, Any] = {}
         for number, one in enumerate(part.shape):
             if isinstance(one, str):
@@ -135,7 +135,7 @@ def trace(vision: Vision, model: CaptionModel, parts: tuple[Part, ...]) -> tuple
                 found[number] = int(times) * named[name] if times else named[name]
         return found
 
-    def example(part: Part) -> Tensor:
+    def example(part: StatePart) -> Tensor:
         kind = getattr(torch, part.dtype)
         return torch.zeros(part.sizes(pictures=2, width=3, places=24), dtype=kind)
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from meshcap.backends.exported import NEXT, Part, first_line
+from meshcap.backends.exported import NEXT, StatePart, first_line
 from meshcap.errors import FailedError, MeshcapError
 from meshcap.files import write_file
 from meshcap.weights import GROUP, LEAST, LEAST_ROW, rounded, rounded_in_groups, ungrouped, unpacked
@@ -46,7 +46,7 @@ def need_onnx() -> None:
 
 
 def onnx_graphs(
-    see: ExportedProgram, say: ExportedProgram, parts: tuple[Part, ...], *, bits: int = 32
+    see: ExportedProgram, say: ExportedProgram, parts: tuple[StatePart, ...], *, bits: int = 32
 ) -> Iterator[Any]:
     """Both graphs as `onnx.ModelProto`, one after the other. Inputs and outputs are called as in `runtime.json`."""
     seen = [part.name for part in parts if part.seen]

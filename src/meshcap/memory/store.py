@@ -223,7 +223,7 @@ class RamStore(Store):
         return gone
 
 
-class Settings(NamedTuple):
+class StoreSettings(NamedTuple):
     """What `store.json` says."""
 
     vision: str
@@ -236,7 +236,7 @@ class Settings(NamedTuple):
         return json.dumps({"version": VERSION, **self._asdict()}, indent=2) + "\n"
 
     @classmethod
-    def read(cls, folder: Path) -> Settings:
+    def read(cls, folder: Path) -> StoreSettings:
         path = folder / SETTINGS
         if not path.is_file():
             raise MeshcapError(f"{folder} is no memory: expected a folder that `meshcap remember` made")
@@ -262,7 +262,7 @@ class Settings(NamedTuple):
 class _Snapshot(NamedTuple):
     """What a process knows of a store at one moment. Rows that are there never change."""
 
-    settings: Settings
+    settings: StoreSettings
     seen: tuple[Any, ...]  # identities of store.json and of the index
     size: int  # of the log, as far as it was read
     end: int  # of its last whole frame
@@ -312,12 +312,12 @@ class FolderStore(Store):
                 raise MeshcapError(f"{folder} holds other files ({others[0]}): choose another folder for the memory")
             with _writing(place):
                 if not (place / SETTINGS).exists():
-                    write_text(place / SETTINGS, Settings(vision, width, engine, 1, 1).text())
+                    write_text(place / SETTINGS, StoreSettings(vision, width, engine, 1, 1).text())
                     _flush_folder(place)
         return cls(place)
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> StoreSettings:
         return self._now.settings
 
     @property
@@ -393,7 +393,7 @@ class FolderStore(Store):
 
     def _open(self) -> _Snapshot:
         for _ in range(100):
-            settings = Settings.read(self.folder)
+            settings = StoreSettings.read(self.folder)
             seen = self._seen(settings)
             index: Index | None = None
             path = self._path("index", settings.generation)
@@ -405,11 +405,11 @@ class FolderStore(Store):
                 now = self._extend(_Snapshot(settings, seen, 0, 0, None, *nothing, 0, 0, (0, 0, 0), index))
             except FileNotFoundError:
                 continue  # forgotten in the meantime
-            if self._seen(Settings.read(self.folder)) == seen:
+            if self._seen(StoreSettings.read(self.folder)) == seen:
                 return now
         raise MeshcapError(f"{self.folder} changes faster than it can be read")
 
-    def _seen(self, settings: Settings) -> tuple[Any, ...]:
+    def _seen(self, settings: StoreSettings) -> tuple[Any, ...]:
         index = self._path("index", settings.generation) if settings.engine == "usearch" else None
         return _identity(self.folder / SETTINGS), None if index is None else _identity(index)
 
@@ -551,7 +551,7 @@ class FolderStore(Store):
             write_text(self.folder / SETTINGS, settings.text())
             _flush_folder(self.folder)
         except BaseException:
-            if Settings.read(self.folder).generation != generation:
+            if StoreSettings.read(self.folder).generation != generation:
                 for kind in ("entries", "vectors", "end"):
                     self._path(kind, generation).unlink(missing_ok=True)
             raise

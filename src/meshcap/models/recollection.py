@@ -32,7 +32,7 @@ ARTICLES = ("a", "an", "the")
 PEOPLE = "man woman boy girl person child kid guy lady gentleman toddler baby female male".split()
 
 
-class Neighbour(Protocol):
+class Remembered(Protocol):
     """A remembered picture, as a store gives it."""
 
     @property
@@ -72,7 +72,7 @@ class Recollection:
 
 
 def recollect(
-    found: Sequence[Sequence[Neighbour]], vocabulary: Vocabulary, config: MemoryConfig
+    found: Sequence[Sequence[Remembered]], vocabulary: Vocabulary, config: MemoryConfig
 ) -> Recollection | None:
     """What a store found for B pictures, as a search reads it; None where nothing is near."""
     new: dict[tuple[str, bool], int] = {}

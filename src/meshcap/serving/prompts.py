@@ -49,7 +49,7 @@ _USE = re.compile(r"\b(?:use|using|includ(?:e|es|ing)|mention|contain(?:s|ing)?|
 
 
 @dataclass(frozen=True)
-class Wish:
+class PromptRequest:
     """What a prompt asks for, as far as it can be had."""
 
     options: CaptionOptions
@@ -60,7 +60,7 @@ class Wish:
 
 def read_prompt(
     prompt: str, service: Service, *, schema: Mapping[str, Any] | None = None, n: int = 1, max_words: int | None = None
-) -> Wish:
+) -> PromptRequest:
     """What a prompt asks for. A prompt can never be wrong: what cannot be had is ignored.
 
     Args:
@@ -98,7 +98,7 @@ def read_prompt(
         service.check(options)
     except MeshcapError:
         options = service.options({})
-    return Wish(
+    return PromptRequest(
         options,
         keywords if asks or asked else 0,
         not asks or _ASKS_CAPTION.search(lower) is not None,
@@ -175,22 +175,22 @@ def keywords_of(caption: Caption, most: int) -> list[Keyword]:
     return [Keyword(names[key], round(min(1.0, shares[key]) * caption.confidence, 4)) for key in ranked]
 
 
-def answer(captions: Sequence[Caption], wish: Wish, *, n: int = 1) -> list[str]:
+def answer(captions: Sequence[Caption], wanted: PromptRequest, *, n: int = 1) -> list[str]:
     """What is said of the pictures, `n` times where a client asked for several choices."""
-    if wish.schema is not None:
-        found = [fill(wish.schema, captions, wish)] * n
+    if wanted.schema is not None:
+        found = [fill(wanted.schema, captions, wanted)] * n
         return [json.dumps(one, ensure_ascii=False) for one in found]
     if n > 1:
         said = [[one.text for one in (caption, *caption.alternatives)] for caption in captions]
         return [_lines([texts[min(at, len(texts) - 1)] for texts in said]) for at in range(min(n, max(map(len, said))))]
-    return [_lines([_said(caption, wish) for caption in captions])]
+    return [_lines([_said(caption, wanted) for caption in captions])]
 
 
-def _said(caption: Caption, wish: Wish) -> str:
-    words = ", ".join(one.name for one in keywords_of(caption, wish.keywords)) if wish.keywords else ""
-    if not wish.sentence:
+def _said(caption: Caption, wanted: PromptRequest) -> str:
+    words = ", ".join(one.name for one in keywords_of(caption, wanted.keywords)) if wanted.keywords else ""
+    if not wanted.sentence:
         return words
-    count = wish.options.n if not wish.keywords else 1
+    count = wanted.options.n if not wanted.keywords else 1
     texts = [one.text for one in (caption, *caption.alternatives)[:count]]
     return "\n".join(texts) + (f"\n\nKeywords: {words}" if words else "")
 
@@ -225,33 +225,34 @@ def _mentions_list(schema: Any, depth: int) -> bool:
     return schema.get("type") == "array" or any(_mentions_list(one, depth + 1) for one in inside)
 
 
-def fill(schema: Mapping[str, Any], captions: Sequence[Caption], wish: Wish) -> Any:
+def fill(schema: Mapping[str, Any], captions: Sequence[Caption], wanted: PromptRequest) -> Any:
     """JSON of a schema: texts are captions, lists are keywords, and what is asked besides is empty.
 
     Without a schema of its own: labels with their confidence where labels are asked for, else caption and keywords.
     """
     if not isinstance(schema.get("properties"), Mapping) and schema.get("type") in (None, "object"):
-        labels = wish.keywords and not wish.sentence
-        schema = USUAL_LABELS if labels else USUAL if wish.keywords else {"properties": {"caption": {"type": "string"}}}
-    return _filled(schema, "", captions, wish, 0)
+        labels = wanted.keywords and not wanted.sentence
+        plain = {"properties": {"caption": {"type": "string"}}}
+        schema = USUAL_LABELS if labels else USUAL if wanted.keywords else plain
+    return _filled(schema, "", captions, wanted, 0)
 
 
-def _filled(schema: Any, name: str, captions: Sequence[Caption], wish: Wish, depth: int) -> Any:
+def _filled(schema: Any, name: str, captions: Sequence[Caption], wanted: PromptRequest, depth: int) -> Any:
     schema = schema if isinstance(schema, Mapping) else {}
     kind = schema.get("type")
     kind = next((one for one in kind if one != "null"), None) if isinstance(kind, list) else kind
     properties = schema.get("properties")
     if depth <= DEPTH and isinstance(properties, Mapping):
-        return {str(key): _filled(one, str(key), captions, wish, depth + 1) for key, one in properties.items()}
+        return {str(key): _filled(one, str(key), captions, wanted, depth + 1) for key, one in properties.items()}
     caption = captions[0]
     if kind == "array":
         items = schema.get("items")
         items = items if isinstance(items, Mapping) else {}
         if _CAPTION_NAMES.search(name.lower()) and not _LIST_NAMES.search(name.lower()):
             return [one.text for one in captions] if len(captions) > 1 else [
-                one.text for one in (caption, *caption.alternatives)[: wish.options.n]
+                one.text for one in (caption, *caption.alternatives)[: wanted.options.n]
             ]  # fmt: skip
-        words = keywords_of(caption, wish.keywords or KEYWORDS)
+        words = keywords_of(caption, wanted.keywords or KEYWORDS)
         if items.get("type") == "object" or isinstance(items.get("properties"), Mapping):
             return [_label(items, one) for one in words]
         return [one.name for one in words] if items.get("type") in (None, "string") else []
@@ -263,7 +264,7 @@ def _filled(schema: Any, name: str, captions: Sequence[Caption], wish: Wish, dep
     if kind in (None, "string") and "enum" not in schema:
         asked = not name or _CAPTION_NAMES.search(name.lower())
         if _LIST_NAMES.search(name.lower()) and not asked:
-            return ", ".join(one.name for one in keywords_of(caption, wish.keywords or KEYWORDS))
+            return ", ".join(one.name for one in keywords_of(caption, wanted.keywords or KEYWORDS))
         return "\n".join(one.text for one in captions) if asked else ""
     return {} if kind == "object" else None
 

@@ -26,7 +26,7 @@ import meshcap
 from meshcap.caption import Caption
 from meshcap.errors import MeshcapError
 from meshcap.serving.limits import RefusalError, Reservation
-from meshcap.serving.prompts import MOST_CAPTIONS, Wish, answer, read_prompt
+from meshcap.serving.prompts import MOST_CAPTIONS, PromptRequest, answer, read_prompt
 from meshcap.serving.schemas import PictureIn, error_out, read_json, too_many
 from meshcap.serving.service import Given, Service
 
@@ -53,7 +53,7 @@ class OllamaOptions(Lenient):
 
 class OllamaRequest(Lenient):
     model: str = Field("", description="Any name: the server has one model.")
-    stream: bool | None = Field(None, description="Word by word, one JSON object a line; true unless told otherwise.")
+    stream: bool | None = Field(None, description="Word by word, one JSON object a line; true unless false is given.")
     format: Literal["", "json"] | dict[str, Any] | None = Field(None, description="json, or a JSON schema.")
     options: OllamaOptions | None = None
 
@@ -230,7 +230,7 @@ class CompletionMessage(BaseModel):
     refusal: str | None = None
 
 
-class Choice(BaseModel):
+class ChatChoice(BaseModel):
     index: int
     message: CompletionMessage
     logprobs: None = None
@@ -248,7 +248,7 @@ class CompletionResponse(BaseModel):
     object: Literal["chat.completion"] = "chat.completion"
     created: int
     model: str
-    choices: list[Choice]
+    choices: list[ChatChoice]
     usage: Usage
     system_fingerprint: str
 
@@ -268,7 +268,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Told:
+class Reply:
     """What was answered, in whole sentences, and what it took."""
 
     texts: list[str]
@@ -283,21 +283,21 @@ def add_routes(app: FastAPI, service: Service) -> None:
     name = f"{service.name}:latest"
     started = datetime.now(UTC)
 
-    async def tell(asked: Asked, reservation: Reservation, start: float) -> Told:
+    async def answer_request(asked: Asked, reservation: Reservation, start: float) -> Reply:
         """The one way from a request to what is said."""
         if not asked.pictures:
             raise RefusalError(400, NO_PICTURE)
         if len(asked.pictures) > service.limits.pictures:
             raise too_many(service.limits)
-        wish = read_prompt(asked.prompt, service, schema=asked.schema, n=asked.n, max_words=asked.max_words)
+        wanted = read_prompt(asked.prompt, service, schema=asked.schema, n=asked.n, max_words=asked.max_words)
         captions: list[Caption] = []
-        for one in await service.caption(asked.pictures, wish.options, reservation):
+        for one in await service.caption(asked.pictures, wanted.options, reservation):
             if isinstance(one, MeshcapError):
                 raise one
             captions.append(one.caption)
         seconds = time.monotonic() - start
         service.metrics.seconds.observe(seconds)
-        return _told(asked, wish, captions, seconds)
+        return _reply(asked, wanted, captions, seconds)
 
     async def asking(request: Request, model: type[Read], reservation: Reservation) -> Read:
         return parse(model, await read_json(request, service.limits, reservation))
@@ -333,11 +333,11 @@ def add_routes(app: FastAPI, service: Service) -> None:
         }
         return _json(ShowResponse(details=about["details"], model_info=info, modified_at=about["modified_at"]))
 
-    def generated(told: Told | None, text: str, *, done: bool) -> GenerateResponse:
-        return GenerateResponse(response=text, **_ollama_answer(name, told, done))
+    def generated(reply: Reply | None, text: str, *, done: bool) -> GenerateResponse:
+        return GenerateResponse(response=text, **_ollama_answer(name, reply, done))
 
-    def chatted(told: Told | None, text: str, *, done: bool) -> ChatResponse:
-        return ChatResponse(message=AssistantMessage(content=text), **_ollama_answer(name, told, done))
+    def chatted(reply: Reply | None, text: str, *, done: bool) -> ChatResponse:
+        return ChatResponse(message=AssistantMessage(content=text), **_ollama_answer(name, reply, done))
 
     async def ollama(request: Request, kind: type[GenerateRequest] | type[ChatRequest], say: Any) -> Any:
         start = time.monotonic()
@@ -346,11 +346,11 @@ def add_routes(app: FastAPI, service: Service) -> None:
             asked = _asked_of_ollama(body)
             if not asked.pictures and not asked.prompt.strip():  # how programs ask that a model be loaded
                 return _json(say(None, "", done=True))
-            told = await tell(asked, reservation, start)
-        text = told.texts[0]
+            reply = await answer_request(asked, reservation, start)
+        text = reply.texts[0]
         if body.stream is False:
-            return _json(say(told, text, done=True))
-        lines = [*(say(None, word, done=False) for word in _pieces(text)), say(told, "", done=True)]
+            return _json(say(reply, text, done=True))
+        lines = [*(say(None, word, done=False) for word in _pieces(text)), say(reply, "", done=True)]
         return StreamingResponse(_each(f"{_dumped(line)}\n" for line in lines), media_type="application/x-ndjson")
 
     streamed = {"application/x-ndjson": {"schema": {"type": "string"}}}
@@ -378,20 +378,20 @@ def add_routes(app: FastAPI, service: Service) -> None:
         start = time.monotonic()
         with reserved(start) as reservation:
             body = await asking(request, CompletionRequest, reservation)
-            told = await tell(_asked_of_openai(body), reservation, start)
-        reason = "stop" if told.finished else "length"
+            reply = await answer_request(_asked_of_openai(body), reservation, start)
+        reason = "stop" if reply.finished else "length"
         usage = Usage(
-            prompt_tokens=told.prompt_words,
-            completion_tokens=told.words,
-            total_tokens=told.prompt_words + told.words,
+            prompt_tokens=reply.prompt_words,
+            completion_tokens=reply.words,
+            total_tokens=reply.prompt_words + reply.words,
         )
         answered = CompletionResponse(
             id=f"chatcmpl-{secrets.token_hex(12)}",
             created=int(time.time()),
             model=service.name,
             choices=[
-                Choice(index=at, message=CompletionMessage(content=text), finish_reason=reason)
-                for at, text in enumerate(told.texts)
+                ChatChoice(index=at, message=CompletionMessage(content=text), finish_reason=reason)
+                for at, text in enumerate(reply.texts)
             ],
             usage=usage,
             system_fingerprint=f"meshcap-{meshcap.__version__}",
@@ -477,24 +477,24 @@ def _mapping(schema: Any) -> Mapping[str, Any] | None:
     return schema if isinstance(schema, Mapping) else None
 
 
-def _told(asked: Asked, wish: Wish, captions: Sequence[Caption], seconds: float) -> Told:
-    texts = answer(captions, wish, n=asked.n)
+def _reply(asked: Asked, wanted: PromptRequest, captions: Sequence[Caption], seconds: float) -> Reply:
+    texts = answer(captions, wanted, n=asked.n)
     words = sum(len(text.split()) for text in texts)
-    return Told(texts, all(one.finished for one in captions), len(asked.prompt.split()), words, seconds)
+    return Reply(texts, all(one.finished for one in captions), len(asked.prompt.split()), words, seconds)
 
 
-def _ollama_answer(name: str, told: Told | None, done: bool) -> dict[str, Any]:
+def _ollama_answer(name: str, reply: Reply | None, done: bool) -> dict[str, Any]:
     found: dict[str, Any] = {"model": name, "created_at": _time(datetime.now(UTC)), "done": done}
-    if told is None:
+    if reply is None:
         return found | ({"done_reason": "load"} if done else {})
-    spent = int(told.seconds * 1e9)
+    spent = int(reply.seconds * 1e9)
     return found | {
-        "done_reason": "stop" if told.finished else "length",
+        "done_reason": "stop" if reply.finished else "length",
         "total_duration": spent,
         "load_duration": 0,
-        "prompt_eval_count": told.prompt_words,
+        "prompt_eval_count": reply.prompt_words,
         "prompt_eval_duration": 0,
-        "eval_count": told.words,
+        "eval_count": reply.words,
         "eval_duration": spent,
     }
 

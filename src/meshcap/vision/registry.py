@@ -27,11 +27,11 @@ from meshcap.folders import (
 )
 from meshcap.vision.backbone import Patches, SmallCNN, Vision
 from meshcap.vision.efficientnet import VARIANTS, EfficientNetLite, load_imagenet
-from meshcap.vision.score import Score
+from meshcap.vision.score import ScoreVision
 from meshcap.vision.vit import ViT
 from meshcap.weights import build_for, load_weights, save_weights, stored
 
-VISIONS: dict[str, type[Vision]] = {kind.name: kind for kind in (EfficientNetLite, Patches, Score, SmallCNN, ViT)}
+VISIONS: dict[str, type[Vision]] = {kind.name: kind for kind in (EfficientNetLite, Patches, ScoreVision, SmallCNN, ViT)}
 
 
 def create_vision(spec: str, *, size: int | None = None, geometry: str | None = None, **settings: Any) -> Vision:
@@ -73,7 +73,7 @@ def create_vision(spec: str, *, size: int | None = None, geometry: str | None = 
             *(f"efficientnet-{variant}" for variant in VARIANTS),
             Patches.name,
             SmallCNN.name,
-            Score.name,
+            ScoreVision.name,
             "hf:NAME",
             "a model folder",
         )

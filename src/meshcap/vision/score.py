@@ -1,6 +1,6 @@
 """Scores as sets of bars: what a captioner of music looks with. No weights.
 
-`Score` stands beside the backbones: it has a way to read a source and makes Regions of what was read. A bar is a
+`ScoreVision` stands beside the backbones: it has a way to read a source and makes Regions of what was read. A bar is a
 region, its numbers are those of `meshcap.music.features`, and its box is its place in the piece and its range of pitch.
 """
 
@@ -18,8 +18,7 @@ from torch import Tensor
 from meshcap.errors import MeshcapError
 from meshcap.music.features import WIDTH, Bars
 from meshcap.music.roll import draw_roll
-from meshcap.music.score import Part, is_score, read_score
-from meshcap.music.score import Score as Piece
+from meshcap.music.score import Part, Score, is_score, read_score
 from meshcap.regions import Regions
 from meshcap.vision.backbone import Vision
 from meshcap.vision.pictures import Source, read_picture
@@ -42,7 +41,7 @@ class ReadScore(Preprocess):
     def example(self) -> bytes:
         """A bar of one note, as a MIDI file."""
         note = Part("", np.array([0.0]), np.array([1.0]), np.array([60]), np.array([80]))
-        return Piece((note,), np.array([0.0, 4.0]), ((4, 4),), np.array([120.0])).to_midi()
+        return Score((note,), np.array([0.0, 4.0]), ((4, 4),), np.array([120.0])).to_midi()
 
     def __str__(self) -> str:
         return "bars of a score"
@@ -58,7 +57,7 @@ def _name(source: object) -> str:
     return source if isinstance(source, str) else "what was given"
 
 
-class Score(Vision):
+class ScoreVision(Vision):
     """A score's bars as Regions."""
 
     name: ClassVar[str] = "score"

@@ -92,7 +92,7 @@ async function ask(file) {
   let content = {};
   try {
     content = await answer.json();
-  } catch { /* told by its status below */ }
+  } catch { /* its status says it below */ }
   if (answer.ok) return content.results[0];
   const message = content.error ? content.error.message : `the server answered with status ${answer.status}`;
   throw new Refused(answer.status, asSentence(message), Number(answer.headers.get("Retry-After")) || null);
@@ -287,12 +287,12 @@ class Card {
   async copy(button) {
     const { caption } = this.captions[this.chosen];
     const quoted = caption.replaceAll("&", "&amp;").replaceAll('"', "&quot;").replaceAll("<", "&lt;");
-    const texts = { text: caption, alt: `alt="${quoted}"`, json: JSON.stringify(this.told(), null, 2) };
+    const texts = { text: caption, alt: `alt="${quoted}"`, json: JSON.stringify(this.result(), null, 2) };
     await copyBy(button, texts[button.dataset.as]);
   }
 
   // The chosen caption with its words, for programs.
-  told() {
+  result() {
     const chosen = this.captions[this.chosen];
     const plain = { ...chosen, words: chosen.words.map(({ word, probability }) => ({ word, probability })) };
     for (const name of ["alternatives", "regions", "tags"]) delete plain[name];
@@ -422,7 +422,7 @@ $("save-json").addEventListener("click", () => {
     const chosen = card.captions[card.chosen];
     const others = card.captions.filter((caption) => caption !== chosen);
     const alternatives = others.map(({ caption, confidence }) => ({ caption, confidence }));
-    return { ...card.told(), alternatives };
+    return { ...card.result(), alternatives };
   });
   save("captions.json", "application/json", `${JSON.stringify(rows, null, 2)}\n`);
 });
