@@ -126,7 +126,7 @@ def test_other_visions_do_not_mix(photos: Path, tmp_path: Path) -> None:
         features(photos, out, vision=str(tmp_path / "model1"), device="cpu")
     with pytest.raises(MeshcapError, match="made with vision"):
         features(photos, out, vision="patches", device="cpu")
-    with pytest.raises(MeshcapError, match="leave out --size"):
+    with pytest.raises(MeshcapError, match="leave out size"):
         features(photos, out, vision=str(tmp_path / "model0"), size=64, device="cpu")
 
 

@@ -346,13 +346,13 @@ def test_a_captioner_folds_and_its_folder_stays_whole(tmp_path: Path) -> None:
     model = tiny.build("m2", d_input=vision.width, vocab_size=len(words), suppressed_ids=(0, 1, 2))
     Captioner(model, Vocabulary(words), vision).save_pretrained(tmp_path)
     captioner = Captioner.from_pretrained(tmp_path).optimize()
-    vision = captioner.vision
-    assert isinstance(vision, EfficientNetLite)
-    assert isinstance(vision.stem, FoldedConvolution)
-    assert vision.stem.packed == can_pack(torch.zeros(1))
+    folded = captioner.vision
+    assert isinstance(folded, EfficientNetLite)
+    assert isinstance(folded.stem, FoldedConvolution)
+    assert folded.stem.packed == can_pack(torch.zeros(1))
     files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(MeshcapError, match="folded cannot be saved: read it with"):
-        save_vision(vision, tmp_path)
+        save_vision(folded, tmp_path)
     with pytest.raises(MeshcapError, match="cannot be saved"):
         captioner.save_pretrained(tmp_path)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == files
