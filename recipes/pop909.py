@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import sys
 import time
 from collections import Counter
@@ -455,6 +456,7 @@ def compare(
         folder = out / f"{name.replace(', ', '-').replace(' ', '-')}-{seed}"
         result = folder / "compared.json"
         if not result.exists():
+            shutil.rmtree(folder, ignore_errors=True)  # what a stop left
             settings = {
                 "data.max_length": 46, "model.d_model": 96, "model.encoder_layers": 2, "xe.steps": steps,
                 "xe.batch": 16, "xe.lr": 2e-3, "data.val_pictures": 32, "run.val_beams": 1,
