@@ -8,7 +8,7 @@ import pytest
 import tiny_captioner
 from meshcap.caption import Tag
 from meshcap.data.scenes import draw_scene
-from meshcap.tags import FORMS, colours, merged, named, of_captions
+from meshcap.tags import FORMS, colours, joined, merged, named, of_captions
 
 
 def test_things_and_places_in_a_caption() -> None:
@@ -34,6 +34,12 @@ def test_merged_tags_are_each_there_once() -> None:
     other = [Tag("dog", "object", 0.9), Tag("snow", "scene", 0.6)]
     assert [(tag.name, tag.probability) for tag in merged(one, other)] == [("dog", 0.9), ("snow", 0.6)]
     assert merged(one, other, most=1) == (other[0],)
+
+
+def test_no_name_stands_twice() -> None:
+    orange, black = Tag("orange", "colour", 0.4), Tag("black", "colour", 0.2)
+    assert joined([Tag("orange", "object", 0.6)], [orange, black]) == (Tag("orange", "object", 0.6), black)
+    assert joined([], [orange]) == (orange,)
 
 
 @pytest.mark.parametrize(

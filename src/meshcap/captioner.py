@@ -48,7 +48,7 @@ from meshcap.folders import (
 )
 from meshcap.options import CaptionFields, CaptionOptions, Plan, ids_of_phrase, plan
 from meshcap.say import Speaker
-from meshcap.tags import colours
+from meshcap.tags import colours, joined
 from meshcap.text import Vocabulary
 from meshcap.vision.pictures import Source
 
@@ -416,7 +416,7 @@ class Captioner:
         seen = [[]] * len(captions) if named is None or self.names is None else self.names.tags(named)
         painted = [colours(one) if one.ndim == 3 else [] for one in read or ()] or [[]] * len(captions)
         return [
-            replace(caption, tags=(*self._speaker.tags(found, at, caption, heads), *paint))
+            replace(caption, tags=joined(self._speaker.tags(found, at, caption, heads), paint))
             for at, (caption, heads, paint) in enumerate(zip(captions, seen, painted, strict=True))
         ]
 

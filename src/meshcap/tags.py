@@ -121,6 +121,12 @@ def merged(*groups: Iterable[Tag], least: float = LEAST, most: int = MOST) -> tu
     return tuple(sorted(best.values(), key=lambda tag: (-tag.probability, tag.name)))[:most]
 
 
+def joined(tags: Sequence[Tag], painted: Iterable[Tag]) -> tuple[Tag, ...]:
+    """Tags, then colours; an orange that was seen as a thing is not listed as a colour again."""
+    names = {tag.name for tag in tags}
+    return (*tags, *(one for one in painted if one.name not in names))
+
+
 # Colours by hue, in degrees; the rest goes by how light and how colourful a pixel is.
 HUES = (
     (15, "red"), (40, "orange"), (70, "yellow"), (165, "green"), (255, "blue"), (290, "purple"), (340, "pink"),
