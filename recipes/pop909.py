@@ -4,6 +4,7 @@
     meshcap train excerpts --vision score --out run --set data.max_length=46 --set scst.facts=true
     meshcap evaluate run excerpts --split test --out scores
     python recipes/pop909.py check excerpts scores/captions-test.json
+    python recipes/pop909.py compare excerpts --out compared --jobs 14    # one of each kind of captioner
 
 The songs are performances: their beats are annotated in seconds. Notes are moved onto those beats, so that an excerpt
 is an ordinary MIDI file with metre and tempo. Chords (`chord_midi.txt`) and keys (`key_audio.txt`) are annotations,
@@ -14,12 +15,9 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise, product
@@ -28,23 +26,33 @@ from typing import Annotated, Any
 
 import numpy as np
 import symusic
+import torch
 import typer
+from rich.console import Console
 from safetensors.numpy import save_file
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this repository, when run as a script
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from meshcap.captioner import Captioner
-from meshcap.data import read_dataset
+from benchmarks.mechanisms import SLOW, cases, judged
+from benchmarks.mechanisms_results import REFERENCE, Results, signature, summed_up
+from benchmarks.side_by_side import Job, Work, failures, in_turn, side_by_side
+from meshcap.data import Sample, read_dataset
 from meshcap.data.dataset import hashed_place
 from meshcap.data.pack import write_dataset
 from meshcap.data.shards import Packed
-from meshcap.errors import MeshcapError
-from meshcap.metrics import score as score_captions
+from meshcap.errors import FailedError, MeshcapError
+from meshcap.machine import machine
 from meshcap.music import hearing
 from meshcap.music.captions import KINDS, Statement, check_caption, read_caption, write_captions
 from meshcap.music.facts import Facts, facts_of
 from meshcap.music.harmony import ALL_CHORDS, Chord, Key, estimate_chords, estimate_key, parse_chord
 from meshcap.music.score import BASS, Part, Score, read_score
+from meshcap.training.distributed import World
+from meshcap.training.folder import fingerprint
+from meshcap.training.log import Watch
+from meshcap.training.run import Run
+from meshcap.training.settings import TrainSettings
 
 Songs = dict[str, list[tuple[Score, list[Key | None]]]]
 
@@ -222,7 +230,6 @@ def renotated(score: Score, rng: random.Random) -> Score:
 
 def learn_to_hear(songs: Songs, epochs: int = 12, hidden: int = 64) -> dict[str, Any]:
     """The weights of `meshcap.music.hearing`, from the training songs; prints how well it hears the others."""
-    import torch
     from torch import nn
 
     torch.manual_seed(0)
@@ -422,69 +429,91 @@ def report(title: str, pieces: list[Piece], usual: dict[str, str] | None = None)
     print()
 
 
-CAPTIONERS = {  # what is each one's own; all else is the same for all
-    "m2": ["m2"],
-    "m2, no slots": ["m2", "--set", "model.slots=0"],
-    "m2, last level": ["m2", "--set", "model.mesh=last"],
-    "m2, softmax gates": ["m2", "--set", "model.gates=softmax"],
-    "transformer": ["transformer"],
-    "hopfield": ["hopfield"],
-    "show-attend-tell": ["show-attend-tell"],
-    "hierarchical": ["hierarchical"],
-    "ntm": ["ntm"],
-    "seq2seq": ["seq2seq"],
-}
+COMPARED = (  # of the bench's captioners
+    "seq2seq", "show-attend-tell, soft, additive", "hierarchical", "ntm", "hopfield", "transformer, 2 layers",
+    REFERENCE, "m2, no memory", "m2, last level", "m2, softmax gates",
+)  # fmt: skip
+SMALL: dict[str, Any] = {
+    "data.max_length": 46, "data.workers": 1, "model.vision": "score", "model.d_model": 96,
+    "model.encoder_layers": 2, "model.decoder_layers": 2, "xe.batch": 16, "xe.captions": 2, "xe.lr": 2e-3,
+    "run.stages": ("xe",), "run.precision": "float32", "run.threads": 1, "run.track": (),
+}  # fmt: skip
 
 
 @app.command()
 def compare(
-    data: Annotated[Path, typer.Argument(help="What `make --each 2` wrote.")],
-    out: Annotated[Path, typer.Option()],
-    seeds: int = 3,
-    steps: int = 300,
+    data: Annotated[Path, typer.Argument(help="What `make --each 4` wrote.")],
+    out: Annotated[Path, typer.Option(help="Where results are kept; what is done is not done again.")],
+    seeds: Annotated[int, typer.Option(min=1)] = 3,
+    steps: Annotated[int, typer.Option(min=1, help="Of cross-entropy, for every captioner.")] = 1500,
+    only: Annotated[list[str] | None, typer.Option(help="Beginning of a name; may be given several times.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs side by side, each with one thread.")] = 1,
 ) -> None:
-    """Small captioners of every kind, briefly trained; on val songs, notes alone: CIDEr, and how much they say is true.
+    """Small captioners of every kind, trained alike: CIDEr and how much is true of what they say of val songs."""
+    names = [name for name in COMPARED if not only or any(name.startswith(one) for one in only)]
+    if not names:
+        raise MeshcapError(f"no captioner begins with {', '.join(only or ())!r}: expected some of {COMPARED}")
+    dataset = read_dataset(data)
+    everything = fingerprint(dataset.split("train"), notes_alone(dataset.split("val")))
+    results = Results.read(out, signature({**SMALL, "xe.steps": steps}, everything))
+    left = [(name, seed) for seed, name in product(range(seeds), names) if (name, seed) not in results.runs]
+    left.sort(key=lambda job: not job[0].startswith(SLOW))
 
-    What is in OUT already is kept.
-    """
-    from meshcap import cli
+    def finished(job: Job, line: dict[str, Any]) -> None:
+        results.add(job[0], line, job[1])
+        print(f"{job[0]}, seed {job[1]}: CIDEr {100 * line['CIDEr']:.1f}, {line['seconds']:.0f} s", flush=True)
 
-    samples = [sample for sample in read_dataset(data).split("val") if sample.id.endswith("bare")]
-    contents = [sample.picture.read() for sample in samples if sample.picture is not None]
-    found: dict[str, list[dict[str, float]]] = {}
-    for seed, (name, own) in product(range(seeds), CAPTIONERS.items()):
-        folder = out / f"{name.replace(', ', '-').replace(' ', '-')}-{seed}"
-        result = folder / "compared.json"
-        if not result.exists():
-            shutil.rmtree(folder, ignore_errors=True)  # what a stop left
-            settings = {
-                "data.max_length": 46, "model.d_model": 96, "model.encoder_layers": 2, "xe.steps": steps,
-                "xe.batch": 16, "xe.lr": 2e-3, "data.val_pictures": 32, "run.val_beams": 1,
-                "run.seed": seed, "run.validate_every": steps, "run.track": [], "run.keep": "last",
-            }  # fmt: skip
-            words = ["train", str(data), "--out", str(folder), "--vision", "score", "--stages", "xe", "--device", "cpu"]
-            words += [one for pair in settings.items() for one in ("--set", "{}={}".format(*pair))]
-            start = time.process_time()
-            with suppress(SystemExit):
-                cli.main([*words, "--arch", *own])
-            seconds = time.process_time() - start
-            captioner = Captioner.from_pretrained(folder, device="cpu")
-            said = {one.id: got.text for one, got in zip(samples, captioner.caption(contents, beams=3), strict=True)}
-            statements = [right for one in samples for _, right in check_caption(said[one.id], truth(one))]
-            scores = score_captions(said, {one.id: one.captions for one in samples}, metrics="CIDEr", bootstrap=0)
-            row = {
-                "CIDEr": 100 * scores.scores["CIDEr"], "true": 100 * float(np.mean(statements)),
-                "statements": len(statements) / len(said), "seconds": seconds,
-                "weights": sum(one.numel() for one in captioner.model.parameters()) / 1e6,
-            }  # fmt: skip
-            result.write_text(json.dumps(row))
-        found.setdefault(name, []).append(json.loads(result.read_text()))
-        print(name, seed, result.read_text(), flush=True)
-    print("\n| captioner | seeds | CIDEr | true | statements | weights |\n|---|--:|--:|--:|--:|--:|")
-    for name, rows in found.items():
-        cider, true, said = ([row[key] for row in rows] for key in ("CIDEr", "true", "statements"))
-        cells = [f"{np.mean(one):.1f} ({min(one):.1f}–{max(one):.1f})" for one in (cider, true)]
-        print(f"| {name} | {len(rows)} | {' | '.join(cells)} | {np.mean(said):.1f} | {rows[0]['weights']:.2f} M |")
+    def lost(job: Job, why: str) -> None:
+        print(f"{job[0]}, seed {job[1]} failed: {why}", flush=True)
+
+    out.mkdir(parents=True, exist_ok=True)
+    settings = TrainSettings.named({**SMALL, "data.path": str(data), "run.out": str(out), "xe.steps": steps})
+    failed: dict[Job, str] = {}
+    if left and jobs == 1:
+        failed = in_turn(ready(settings), left, finished, lost)
+    elif left:
+        failed = side_by_side(partial(ready, settings), left, jobs, finished, lost)
+    if failed:
+        raise FailedError(failures(failed, len(left)))
+    print_compared([[results.runs[name, seed] for seed in range(seeds)] for name in names])
+
+
+def notes_alone(samples: Iterable[Sample]) -> list[Sample]:
+    return [sample for sample in samples if sample.id.endswith("-bare")]
+
+
+def ready(settings: TrainSettings) -> Work:
+    """The scores are read once for all runs of a process."""
+    base = Run.prepare(settings, World(torch.device("cpu")), Watch(0, Console(quiet=True), quiet=True))
+    base = replace(base, val=notes_alone(base.val))
+    base.read_pictures()
+    known = {case.name: case for case in cases(layers=2)}
+
+    def work(job: Job) -> dict[str, Any]:
+        line = judged(base, known[job[0]], job[1])
+        found = [holds for one in base.val for _, holds in check_caption(line["said"][one.id], truth(one))]
+        return {**line, "statements": len(found), "true": sum(found), "machine": machine(base.world.device)}
+
+    return work
+
+
+def print_compared(lines: list[list[dict[str, Any]]]) -> None:
+    """A table in Markdown, a row for each captioner from the lines of its seeds."""
+    first = lines[0][0]
+    print(f"\n{len(first['said'])} pieces of val songs, notes alone; {first['machine']}\n")
+    print("| captioner | CIDEr | of seeds | ahead of M² | statements true | of seeds | said | weights |")
+    print("|---|--:|--:|--:|--:|--:|--:|--:|")
+    for row, runs in zip(summed_up(lines), lines, strict=True):
+        ahead = "–"
+        if row.ahead is not None and row.ahead_interval is not None:
+            ahead = "{:+.1f} ({:+.1f} to {:+.1f})".format(row.ahead, *row.ahead_interval) + f", p {row.p:.3f}"
+        true = [100 * run["true"] / max(1, run["statements"]) for run in runs]
+        said = np.mean([run["statements"] / len(run["said"]) for run in runs])
+        print(
+            f"| {row.name} | {row.cider:.1f} ({row.interval[0]:.1f}–{row.interval[1]:.1f}) "
+            f"| {row.lowest:.1f}–{row.highest:.1f} | {ahead} | {np.mean(true):.1f} | {min(true):.1f}–{max(true):.1f} "
+            f"| {said:.1f} | {row.weights / 1e6:.2f} M |"
+        )
 
 
 if __name__ == "__main__":
