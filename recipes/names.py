@@ -80,6 +80,9 @@ SETS: dict[str, list[int | str]] = {
     "cat": [*_range(281, 285)], "elephant": [101, 385, 386], "horse": [339], "pig": [341], "squirrel": [335],
     "kangaroo": [104], "seal": [150], "sandpiper": [*_range(139, 143)], "pelican": [144], "pagoda": ["pagoda", 832],
     "sparrow": [*_range(10, 16), 18, 19, 20], "goat": ["goat", 350], "reindeer": ["deer"], "ferry": ["ferry", 554, 628],
+    "dragonfly": [319, 320], "grasshopper": [311, 312], "leopard": [288, 289], "frog": [30, 31, 32],
+    "monkey": [*_range(368, 382)], "guitar": [402, 546], "piano": [579, 881],
+    "pelecaniformes": [*_range(127, 129), 131, 132, 144, "ibis"],
 }  # fmt: skip
 
 
