@@ -111,18 +111,22 @@ def _classes(label: str) -> list[int | str]:
     return [int(label)] if label.isdigit() else SETS.get(label, [label])
 
 
-def pack(listing: Path, out: Path) -> None:
+def pack(options: argparse.Namespace) -> None:
     """Squares of 192 pixels in WebP, one after the other, and where each begins."""
-    out.mkdir(parents=True, exist_ok=True)
-    pictures, index, place = Pictures(listing), list[tuple[int, int, str, str]](), 0
-    with open(out / "pictures.bin", "wb") as file:
-        for row, (_, label, part) in enumerate(pictures.rows):
-            buffer = io.BytesIO()
-            pictures.square(row, PACKED).save(buffer, "WEBP", quality=36, method=4)
-            file.write(buffer.getvalue())
-            index.append((place, buffer.tell(), label, part))
-            place += buffer.tell()
-    (out / "pictures.json").write_text(json.dumps(index))
+    options.out.mkdir(parents=True, exist_ok=True)
+    pictures, index, place = Pictures(options.pictures), list[tuple[int, int, str, str]](), 0
+
+    def packed(row: int) -> bytes:
+        buffer = io.BytesIO()
+        pictures.square(row, PACKED).save(buffer, "WEBP", quality=36, method=4)
+        return buffer.getvalue()
+
+    with ThreadPoolExecutor(options.workers) as pool, open(options.out / "pictures.bin", "wb") as file:
+        for (_, label, part), one in zip(pictures.rows, pool.map(packed, range(len(pictures.rows))), strict=True):
+            file.write(one)
+            index.append((place, len(one), label, part))
+            place += len(one)
+    (options.out / "pictures.json").write_text(json.dumps(index))
 
 
 # The teacher
@@ -434,7 +438,6 @@ def main(arguments: list[str] | None = None) -> None:
     looking.add_argument("--teacher", type=Path, help="without it only the labels are learned")
     looking.add_argument("--views", type=int, default=VIEWS, help="of each picture to learn from")
     looking.add_argument("--batch", type=int, default=256)
-    looking.add_argument("--workers", type=int, default=1, help="threads that read pictures")
     teaching.add_argument("seen", type=Path, nargs="+", help="what look wrote")
     for name in ("captions", "objects", "classes"):
         teaching.add_argument(f"--{name}", type=Path, required=True)
@@ -444,15 +447,14 @@ def main(arguments: list[str] | None = None) -> None:
     teaching.add_argument("--sure", type=float, default=SURE)
     teaching.add_argument("--sure-of-kind", type=float, default=SURE_OF_KIND)
     teaching.add_argument("--words-decay", type=float, default=WORDS_DECAY)
+    for command in (packing, looking):
+        command.add_argument("--workers", type=int, default=1, help="threads that read pictures")
     for command in (looking, teaching):
         command.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     for command in (packing, looking, teaching):
         command.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(arguments)
-    if options.command == "pack":
-        pack(options.pictures, options.out)
-    else:
-        {"look": look, "teach": teach}[options.command](options)
+    {"pack": pack, "look": look, "teach": teach}[options.command](options)
 
 
 if __name__ == "__main__":
