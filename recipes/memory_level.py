@@ -1,6 +1,6 @@
 """How the captioner in the package learned to read a memory: 3.6 M weights beside an M² that stays as it is.
 
-    meshcap data pack dataset_coco.json.gz --pictures train2017 --out packed --format avif --quality 42 \\
+    meshcap data pack dataset_coco.json.gz --pictures train2017 --out packed --size 224 --format avif --quality 50 \\
         --shard-mb 46 --skip-broken
     python recipes/memory_level.py prepare packed DATA     # or: dataset_coco.json.gz DATA --pictures train2017
     python recipes/memory_level.py train DATA OUT --objects objects.json.gz --minutes 12     # on one GPU of 80 GB
@@ -11,13 +11,18 @@
 2. finds, for each, the nearest among the training pictures (itself and ten duplicates of val and test left out);
 3. lets the level learn, first by cross-entropy, which is short because it draws captions away from what self-critical
    training made of them, then by that (CIDEr-D and objects, as in recipes/coco.sh);
-4. captions val and test with and without memory, and test with stores of 10, 100 and 1,000 pictures: COCO's results
-   files. It writes memory.safetensors, memory.json and centre.safetensors: a model folder with these reads memories.
+4. chooses, by greedy captions of val, how many entries are read and how similar they must be;
+5. captions val and test with and without memory, and test with stores of 10, 100 and 1,000 pictures and with any
+   pictures, near or far: COCO's results files; it prints what memory changes in CIDEr-D.
+
+It writes memory.safetensors, memory.json and centre.safetensors: a model folder with these reads memories. The level is
+saved at every validation, so that a run that is stopped leaves one. `prepare --count 3000` and `train --minutes 1` try
+it all within two minutes.
 
 Afterwards, on any machine: differences with paired intervals, and CHAIR, of what was saved; then Flickr8k, untrained,
 with what its 6,000 training pictures say.
 
-    meshcap score OUT/test_without.json OUT/test_with.json OUT/test_1000.json OUT/test_100.json OUT/test_10.json \\
+    meshcap score OUT/test_{without,with,1000,100,10,far}.json \\
         --references dataset_coco.json.gz --subset --objects objects.json.gz
     meshcap remember "flickr8k/train-{0..2}.tar" --model MODEL --memory flickr8k-memory
     meshcap evaluate MODEL flickr8k/test-0.tar --out without
@@ -43,7 +48,8 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -55,6 +61,7 @@ from torch import Tensor
 from meshcap import Captioner
 from meshcap.data.dataset import Sample
 from meshcap.data.read import read_dataset
+from meshcap.data.workers import parallel_map, write_square
 from meshcap.decoding import Beam, Graphs, Greedy, Rules, Sampling, Strategy, decode
 from meshcap.folders import CENTRE
 from meshcap.metrics.reward import CiderReward
@@ -65,6 +72,7 @@ from meshcap.regions import Regions
 from meshcap.text import Vocabulary
 from meshcap.text.tokenizers import tokenize_each
 from meshcap.training.losses import advantages
+from meshcap.vision import Preprocess
 from meshcap.weights import save_weights
 
 SPLITS = {"train": 0, "val": 1, "test": 2}
@@ -76,6 +84,7 @@ NEAREST = 32  # that memories are drawn from
 MADE_UP, FAR = 0.25, 0.15  # shares of pictures with a made-up word, and with memories of any other picture
 HIDDEN = 0.3  # of the regions
 WAYS = {"12x1": (12, 1), "6x2": (6, 2), "4x3": (4, 3), "3x4": (3, 4), "1x5": (1, 5)}  # entries, captions of each
+LEAST = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)  # similarities of which the least that is read is chosen
 AFTER_NOUNS = "in on with and is are that next near standing sitting at of by , .".split()
 NO_THINGS = "top front back side it other one lot couple group bunch pair ground two".split()
 
@@ -123,20 +132,23 @@ def prepare(data: Path, pictures: Path | None, out: Path, model: str, most: int 
     ids = caption_table(samples, captioner.vocabulary)
     split = np.array([SPLITS[sample.split] for sample in samples], np.int8)
     noun = nouns(ids[split == 0], captioner.vocabulary)
-    there = [row for row, one in enumerate(samples) if is_there(one)][:most]
-
-    def read(row: int) -> np.ndarray:
-        return captioner.read(samples[row].picture.read())
-
-    shape = (len(there), *read(there[0]).shape[1:], 3)
-    pixels = np.lib.format.open_memmap(out / "pixels.npy", "w+", np.uint8, shape)
-    with ThreadPoolExecutor() as pool:
-        for start in range(0, len(there), 1024):
-            rows = there[start : start + 1024]
-            for place, one in enumerate(pool.map(read, rows), start):
-                pixels[place] = one.transpose(1, 2, 0)
+    there = [row for row, one in enumerate(samples) if is_there(one)]
+    if most is not None and most < len(there):  # evenly, so that there are some of each split
+        there = [there[place * len(there) // most] for place in range(most)]
     kept = np.array([int(samples[row].id) for row in there])
-    np.savez_compressed(out / "captions.npz", names=kept, split=split[there], ids=ids[there], noun=noun)
+    np.savez(out / "captions.npz", names=kept, split=split[there], ids=ids[there], noun=noun)
+    write_pixels(out / "pixels.npy", [samples[row] for row in there], captioner.backend.preprocess)
+
+
+def write_pixels(path: Path, samples: Sequence[Sample], way: Preprocess, workers: int | None = None) -> None:
+    """What the captioner reads of each picture (P, size, size, 3), by processes that write where it belongs: Pillow's
+    AVIF decoder does not let go of the interpreter."""
+    shape = (len(samples), way.size, way.size, 3)
+    pixels = np.lib.format.open_memmap(path, "w+", np.uint8, shape)
+    settings = {"size": way.size, "geometry": way.geometry, "pre_resize": way.pre_resize, "offset": pixels.offset}
+    del pixels  # the processes have the file
+    for _ in parallel_map(partial(write_square, str(path), len(samples), **settings), enumerate(samples), workers):
+        pass
 
 
 # Memories.
@@ -222,6 +234,7 @@ class Shelf:
     pictures: Pictures
     vocabulary: Vocabulary
     captions: int  # C
+    least: float = -2.0  # similarity that is read
 
     def memories(self, entries: Tensor, similarity: Tensor, each: int, chosen: Tensor | None = None) -> list[Tensor]:
         """`each` captions of entries (B, n); `chosen` (B, n, each) says which of the five."""
@@ -236,6 +249,7 @@ class Shelf:
         real = (ids != self.vocabulary.pad) & (ids != self.vocabulary.unk)
         order = (~real).int().sort(dim=-1, stable=True).indices
         ids = ids.masked_fill(~real, self.vocabulary.pad).gather(-1, order)
+        ids = ids.masked_fill((similarity < self.least)[..., None], self.vocabulary.pad)
         missing = self.captions - ids.shape[1]
         ids = F.pad(ids, (0, 0, 0, missing), value=self.vocabulary.pad)
         return [ids, F.pad(similarity, (0, missing)), F.pad(rank, (0, missing))]
@@ -293,6 +307,8 @@ def kin_of(captioner: Captioner, noun: Tensor, count: int = 4) -> Tensor:
 
 # Training.
 
+MemoryOf = Callable[[Tensor], list[Tensor]]
+
 
 def judged(ids: Tensor, word: Tensor, new: Tensor, bos: int) -> Tensor:
     """Captions (B, S, T) as a reward reads them: a made-up word as the noun it replaced, which itself is nothing."""
@@ -320,8 +336,7 @@ class Speaker:
 
     def use(self, level: MemoryLevel) -> None:
         with torch.no_grad():
-            for own, given in zip(self.level.parameters(), level.parameters(), strict=True):
-                own.copy_(given)
+            torch._foreach_copy_(list(self.level.parameters()), list(level.parameters()))
 
     @torch.no_grad()
     def search(self, at: Tensor, memory: list[Tensor] | None, strategy: Strategy, rules: Rules) -> Tensor:
@@ -360,9 +375,9 @@ def train(data: Path, out: Path, objects: str | None, args: argparse.Namespace) 
     captioner = Captioner.from_pretrained(args.model, dtype="bfloat16" if torch.cuda.is_available() else "float32")
     model, vocabulary, device = captioner.model.requires_grad_(False), captioner.vocabulary, captioner.model.device
     pad, bos, eos, unk = vocabulary.pad, vocabulary.bos, vocabulary.eos, vocabulary.unk
-    kept = np.load(data / "captions.npz")
-    split = kept["split"].copy()
-    split[(split == 0) & np.isin(kept["names"], list(DUPLICATES))] = -1
+    kept = dict(np.load(data / "captions.npz"))
+    names, split = kept["names"], kept["split"]
+    split[(split == 0) & np.isin(names, list(DUPLICATES))] = -1
     captions = torch.from_numpy(kept["ids"].astype(np.int64)).to(device)
     train_at, val_at, test_at = (torch.from_numpy(np.nonzero(split == one)[0]).to(device) for one in range(3))
     noun = torch.from_numpy(kept["noun"]).to(device)
@@ -389,9 +404,6 @@ def train(data: Path, out: Path, objects: str | None, args: argparse.Namespace) 
     def references(at: Tensor) -> list[list[list[int]]]:
         return [[[word for word in one if word != pad] for one in five] for five in captions[at].tolist()]
 
-    watched = val_at[:1000]
-    watch = CiderReward(references(watched), eos=eos, pad=pad, count_eos=False)
-
     def remembered(at: Tensor, way: str) -> list[Tensor]:
         n, each = WAYS[way]
         return shelf.memories(near[at][:, :n], similar[at][:, :n], each)
@@ -399,21 +411,38 @@ def train(data: Path, out: Path, objects: str | None, args: argparse.Namespace) 
     def any_of(at: Tensor) -> list[Tensor]:
         return shelf.memories(*shelf.any_of(at, train_at, 12, seed=7), 1)
 
-    def greedy_cider(memory: Callable[[Tensor], list[Tensor]] | None) -> float:
-        said = [speaker.search(at, memory and memory(at), Greedy(), rules) for at in watched.split(250)]
-        return 100 * float(watch(torch.cat(said)[:, None], torch.arange(len(watched), device=device)).mean())
+    def small(size: int, way: str) -> MemoryOf:
+        """What a store of so many pictures recalls."""
+        n, each = WAYS[way]
+        store = train_at[torch.randperm(len(train_at), generator=torch.Generator().manual_seed(5))[:size].to(device)]
+        return lambda at: shelf.memories(*nearest(pictures.vectors[at], pictures.vectors, store, n), each)
 
-    without = greedy_cider(None)
+    def said(part: Tensor, memory_of: MemoryOf | None, strategy: Strategy) -> Tensor:
+        return torch.cat([speaker.search(at, memory_of and memory_of(at), strategy, rules) for at in part.split(250)])
+
+    judges = {name: CiderReward(references(part), eos=eos, pad=pad, count_eos=False) for name, part in
+              (("val", val_at), ("test", test_at))}  # fmt: skip
+
+    def scores(ids: Tensor, name: str = "val") -> Tensor:
+        """CIDEr-D of the first pictures of a split."""
+        return 100 * judges[name](ids[:, None], torch.arange(len(ids), device=device))[:, 0]
+
+    def greedy(memory_of: MemoryOf | None, count: int) -> float:
+        return float(scores(said(val_at[:count], memory_of, Greedy())).mean())
+
     history: list[dict[str, object]] = []
 
-    def validate(step: int | str) -> dict[str, float]:
+    def validate(step: int | str, count: int = 1000) -> str:
+        """The best way on the first so many pictures of val; saves the level."""
         speaker.use(mean_level)
-        found = {way: greedy_cider(lambda at, way=way: remembered(at, way)) for way in WAYS}  # type: ignore[misc]
-        history.append({"step": step, "without": without, "far": greedy_cider(any_of), **found})
+        found = {way: greedy(partial(remembered, way=way), count) for way in WAYS}
+        best = max(found, key=lambda name: found[name])
+        history.append({"step": step, "without": greedy(None, count), "far": greedy(any_of, count), **found})
         log("val, greedy CIDEr-D:", {name: f"{value:.2f}" for name, value in history[-1].items() if name != "step"})
+        mean_level.config = replace(mean_level.config, entries=WAYS[best][0])  # what the captioner asks a store for
         mean_level.save(out / "memory.safetensors", bits=8)
         (out / "history.json").write_text(json.dumps(history, indent=1))
-        return found
+        return best
 
     matrices = [p for p in level.parameters() if p.dim() > 1]
     vectors = [p for p in level.parameters() if p.dim() <= 1]
@@ -425,7 +454,10 @@ def train(data: Path, out: Path, objects: str | None, args: argparse.Namespace) 
         for group in optimizer.param_groups:
             group["lr"] = rate
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(level.parameters(), 1.0)
+        norm = torch.nn.utils.clip_grad_norm_(level.parameters(), 1.0)
+        for parameter in level.parameters():  # one overflow must not end everything
+            if parameter.grad is not None:
+                parameter.grad.masked_fill_(~norm.isfinite(), 0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         with torch.no_grad():
@@ -452,7 +484,7 @@ def train(data: Path, out: Path, objects: str | None, args: argparse.Namespace) 
     reward = CiderReward(references(train_at), eos=eos, pad=pad)
     there = None
     if objects is not None:
-        named = [(str(name), f"{name:012d}.jpg") for name in kept["names"][train_at.cpu().numpy()].tolist()]
+        named = [(str(name), f"{name:012d}.jpg") for name in names[train_at.cpu().numpy()].tolist()]
         there = ObjectReward.of_pictures(objects, named, vocabulary.words, penalty=0.2, bonus=0.05).to(device)
     place = torch.full((len(cells),), -1, device=device)
     place[train_at] = torch.arange(len(train_at), device=device)
@@ -485,44 +517,39 @@ def train(data: Path, out: Path, objects: str | None, args: argparse.Namespace) 
             log(f"self-critical: step {step}, reward {float(earned.mean()):.4f}")
             validate(step)
     log("self-critical:", step, "steps")
-    found = validate("end")
-    way = max(found, key=lambda name: found[name])
+    way = validate("end", args.watched)
+    tried = {}
+    for least in LEAST:
+        shelf.least = least
+        stores = [*(small(size, way) for size in STORES if size < len(train_at)), partial(remembered, way=way)]
+        tried[least] = sum(greedy(one, args.watched) for one in stores) / len(stores)
+    shelf.least = max(tried, key=lambda one: tried[one])
+    log("least similarity:", {least: f"{value:.2f}" for least, value in tried.items()})
+    mean_level.config = replace(mean_level.config, least_similarity=shelf.least)
+    mean_level.save(out / "memory.safetensors", bits=8)
 
-    def captions_of(part: Tensor, memory_of: Callable[[Tensor], list[Tensor]] | None) -> list[dict[str, object]]:
-        rows: list[dict[str, object]] = []
-        for at in part.split(250):
-            best = speaker.search(at, memory_of and memory_of(at), Beam(5), rules).tolist()
-            texts = [vocabulary.sentence(one) for one in best]
-            rows += [
-                {"image_id": one, "caption": text}
-                for one, text in zip(kept["names"][at.cpu().numpy()].tolist(), texts, strict=True)
-            ]
-        return rows
-
-    def small(size: int) -> Callable[[Tensor], list[Tensor]]:
-        """What a store of so many pictures recalls."""
-        n, each = WAYS[way]
-        store = train_at[torch.randperm(len(train_at), generator=torch.Generator().manual_seed(5))[:size].to(device)]
-
-        def memory_of(at: Tensor) -> list[Tensor]:
-            return shelf.memories(*nearest(pictures.vectors[at], pictures.vectors, store, n), each)
-
-        return memory_of
-
-    kinds = {"without": None, "with": lambda at: remembered(at, way)}
-    jobs = [
-        (f"{split}_{kind}", part, of)
-        for split, part in (("val", val_at), ("test", test_at))
-        for kind, of in kinds.items()
+    parts = {"val": val_at, "test": test_at}
+    jobs: list[tuple[str, str, MemoryOf | None]] = [
+        ("val", "without", None),
+        ("val", "with", partial(remembered, way=way)),
+        ("test", "with", partial(remembered, way=way)),
+        ("test", "without", None),
     ]
-    jobs += [(f"test_{size}", test_at, small(size)) for size in STORES if size < len(train_at)]
-    for name, part, memory_of in jobs:
-        (out / f"{name}.json").write_text(json.dumps(captions_of(part, memory_of)))
-        log("captioned", name)
-    sizes = {"entries": WAYS[way][0]}  # what the captioner asks a store for
-    level_file = out / "memory.json"
-    level_file.write_text(json.dumps(json.loads(level_file.read_text()) | sizes, indent=2) + "\n")
-    log("captions by", way)
+    jobs += [("test", str(size), small(size, way)) for size in reversed(STORES) if size < len(train_at)]
+    jobs += [("test", "far", any_of)]
+    found: dict[str, Tensor] = {}
+    for name, kind, memory_of in jobs:
+        ids = said(parts[name], memory_of, Beam(5))
+        rows = zip(names[parts[name].cpu().numpy()].tolist(), map(vocabulary.sentence, ids.tolist()), strict=True)
+        text = json.dumps([{"image_id": number, "caption": caption} for number, caption in rows])
+        (out / f"{name}_{kind}.json").write_text(text)
+        found[f"{name}_{kind}"] = scores(ids, name)
+        log(f"captioned {name} {kind}: CIDEr-D {float(found[f'{name}_{kind}'].mean()):.2f}")
+        for other in [one for one in found if one.startswith(name) and not one.endswith("_without")]:
+            if f"{name}_without" in found and (kind == "without" or other == f"{name}_{kind}"):
+                more = found[other] - found[f"{name}_without"]
+                log(f"{other}: {float(more.mean()):+.2f} ± {1.96 * float(more.std()) / len(more) ** 0.5:.2f}")
+    log(f"captions by {way}, of a similarity of {shelf.least} and more")
 
 
 def main() -> None:
@@ -540,7 +567,8 @@ def main() -> None:
         two.add_argument(name, type=Path)
     two.add_argument("--objects", help="which of COCO's objects are in each picture, as in recipes/coco.sh")
     two.add_argument("--minutes", type=float, default=12.0)
-    two.add_argument("--finish", type=float, default=100.0, help="seconds of them for captions at the end")
+    two.add_argument("--finish", type=float, default=75.0, help="seconds of them for captions at the end")
+    two.add_argument("--watched", type=int, default=2500, help="pictures of val that decide at the end")
     two.add_argument("--xe-steps", type=int, default=500)
     two.add_argument("--batch", type=int, default=256)
     two.add_argument("--samples", type=int, default=5)

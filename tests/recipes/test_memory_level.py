@@ -60,6 +60,28 @@ def test_prepared_of_shards(prepared, tmp_path) -> None:
     assert np.array_equal(pixels[order], np.load(prepared / "data" / "pixels.npy"))
 
 
+def test_pixels_by_processes_are_what_the_captioner_reads(prepared, tmp_path) -> None:
+    from meshcap.data.read import read_dataset
+
+    random = np.random.default_rng(1)
+    (tmp_path / "pictures").mkdir()
+    for number in range(1, 21):  # not of the captioner's size, nor square
+        image = Image.fromarray(random.integers(0, 256, (30 + number, 90, 3), dtype=np.uint8))
+        image.save(tmp_path / "pictures" / f"{number:012d}.jpg")
+    samples = list(read_dataset(prepared / "captions.json", pictures=tmp_path / "pictures").samples)[:20]
+    captioner = tiny_captioner.build()
+    recipe.write_pixels(tmp_path / "pixels.npy", samples, captioner.backend.preprocess, workers=2)
+    pixels = np.load(tmp_path / "pixels.npy")
+    for sample, found in zip(samples, pixels, strict=True):
+        assert np.array_equal(found.transpose(2, 0, 1), captioner.read(sample.picture.read()))
+
+
+def test_some_pictures_of_each_split(prepared, tmp_path) -> None:
+    data = prepared / "captions.json", prepared / "pictures", tmp_path, str(prepared / "model")
+    recipe.prepare(*data, most=10)
+    assert np.load(tmp_path / "captions.npz")["split"].tolist() == [0] * 7 + [2] * 2 + [1]
+
+
 def test_the_centre_is_what_pictures_share(prepared, tmp_path) -> None:
     recipe.write_centre(prepared / "captions.json", prepared / "pictures", tmp_path, str(prepared / "model"), 14)
     pixels = np.load(prepared / "data" / "pixels.npy")[:14].transpose(0, 3, 1, 2)
@@ -81,8 +103,9 @@ def test_nouns_stand_between_articles_and_what_follows_nouns() -> None:
 @pytest.mark.slow
 def test_trained(prepared, tmp_path, monkeypatch, capsys) -> None:
     given = argparse.Namespace(
-        minutes=0.0, finish=-1e9, xe_steps=1, batch=4, samples=2, lr=1e-3, seed=0, model=str(prepared / "model")
-    )
+        minutes=0.0, finish=-1e9, xe_steps=1, batch=4, samples=2, lr=1e-3, seed=0, model=str(prepared / "model"),
+        watched=3,
+    )  # fmt: skip
     monkeypatch.setattr(recipe, "WAYS", {"2x2": (2, 2)})
     steps = iter([1, 1, -1])
     monkeypatch.setattr(recipe, "DUPLICATES", {3})
@@ -97,11 +120,25 @@ def test_trained(prepared, tmp_path, monkeypatch, capsys) -> None:
     recipe.train(prepared / "data", tmp_path, None, given)
     level = MemoryLevel.load(tmp_path / "memory.safetensors")
     assert level.nouns.nonzero().tolist() == [[tiny_captioner.WORDS.index("dog")]]  # others are seen too rarely
-    for name, count in (("val_with", 3), ("val_without", 3), ("test_with", 3), ("test_without", 3), ("test_10", 3)):
+    for name in ("val_with", "val_without", "test_with", "test_without", "test_10", "test_far"):
         rows = json.loads((tmp_path / f"{name}.json").read_text())
-        assert len(rows) == count
+        assert len(rows) == 3
         assert all(row["caption"] for row in rows)
-    assert "self-critical: 3 steps" in capsys.readouterr().out
+    assert level.config.entries == 2
+    assert level.config.least_similarity in recipe.LEAST
+    printed = capsys.readouterr().out
+    assert "self-critical: 3 steps" in printed
+    for name in ("val_with", "test_with", "test_10", "test_far"):
+        assert f"{name}: +" in printed or f"{name}: -" in printed
+
+
+def test_captions_below_the_least_similarity_are_not_read() -> None:
+    vocabulary = tiny_captioner.build().vocabulary
+    ids = torch.full((4, 5, 21), vocabulary.id("dog"))
+    shelf = recipe.Shelf(recipe.Pictures(*torch.zeros(3, 4, 1, 1), ids), vocabulary, captions=3, least=0.5)
+    found, _, rank = shelf.memories(torch.tensor([[0, 1]]), torch.tensor([[0.6, 0.4]]), 1)
+    assert (found[0] != vocabulary.pad).any(-1).tolist() == [True, False, False]
+    assert rank.tolist() == [[0, 1, 0]]
 
 
 def test_made_up_words() -> None:

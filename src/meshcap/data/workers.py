@@ -115,16 +115,24 @@ def read_square(sample: Sample, *, size: int, geometry: str, pre_resize: int = 0
 
 
 def write_square(
-    path: str, room: int, numbered: tuple[int, Sample], *, size: int, geometry: str, pre_resize: int
+    path: str,
+    room: int,
+    numbered: tuple[int, Sample],
+    *,
+    size: int,
+    geometry: str,
+    pre_resize: int,
+    offset: int = 0,
 ) -> None:
     """Write the bytes of `read_square` to a file with room for so many pictures, later ones in the place of earlier.
 
-    Through a pipe every picture would be copied by the one process that waits for all of them.
+    Through a pipe every picture would be copied by the one process that waits for all of them. `offset`: bytes before
+    the first picture.
     """
     number, sample = numbered
     content = read_square(sample, size=size, geometry=geometry, pre_resize=pre_resize)
     file = _opened(path)
-    file.seek((number % room) * len(content))
+    file.seek(offset + (number % room) * len(content))
     file.write(content)
 
 
