@@ -372,7 +372,8 @@ def train(data: Path, out: Path, objects: str | None, args: argparse.Namespace) 
 
     torch.manual_seed(args.seed)
     out.mkdir(parents=True, exist_ok=True)
-    captioner = Captioner.from_pretrained(args.model, dtype="bfloat16" if torch.cuda.is_available() else "float32")
+    dtype = args.dtype or ("bfloat16" if torch.cuda.is_available() else "float32")
+    captioner = Captioner.from_pretrained(args.model, dtype=dtype)
     model, vocabulary, device = captioner.model.requires_grad_(False), captioner.vocabulary, captioner.model.device
     pad, bos, eos, unk = vocabulary.pad, vocabulary.bos, vocabulary.eos, vocabulary.unk
     kept = dict(np.load(data / "captions.npz"))
@@ -448,7 +449,7 @@ def train(data: Path, out: Path, objects: str | None, args: argparse.Namespace) 
     vectors = [p for p in level.parameters() if p.dim() <= 1]
     groups = [{"params": matrices, "weight_decay": 0.01}, {"params": vectors, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.98), fused=device.type == "cuda")
-    cast = torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda", cache_enabled=False)
+    cast = torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16", cache_enabled=False)
 
     def learn(loss: Tensor, rate: float, share: float) -> None:
         for group in optimizer.param_groups:
@@ -566,6 +567,7 @@ def main() -> None:
     for name in ("data", "out"):
         two.add_argument(name, type=Path)
     two.add_argument("--objects", help="which of COCO's objects are in each picture, as in recipes/coco.sh")
+    two.add_argument("--dtype", choices=("bfloat16", "float32"), help="bfloat16 on a GPU unless told")
     two.add_argument("--minutes", type=float, default=12.0)
     two.add_argument("--finish", type=float, default=75.0, help="seconds of them for captions at the end")
     two.add_argument("--watched", type=int, default=2500, help="pictures of val that decide at the end")

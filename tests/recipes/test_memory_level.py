@@ -101,10 +101,11 @@ def test_nouns_stand_between_articles_and_what_follows_nouns() -> None:
 
 
 @pytest.mark.slow
-def test_trained(prepared, tmp_path, monkeypatch, capsys) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_trained(prepared, tmp_path, monkeypatch, capsys, dtype) -> None:
     given = argparse.Namespace(
         minutes=0.0, finish=-1e9, xe_steps=1, batch=4, samples=2, lr=1e-3, seed=0, model=str(prepared / "model"),
-        watched=3,
+        watched=3, dtype=dtype,
     )  # fmt: skip
     monkeypatch.setattr(recipe, "WAYS", {"2x2": (2, 2)})
     steps = iter([1, 1, -1])
