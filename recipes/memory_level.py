@@ -479,7 +479,8 @@ def train(data: Path, out: Path, objects: str | None, args: argparse.Namespace) 
             log_probs = learner.read(learner.recall(encoded, memory.state()), before(ids, bos), ids)
         loss = -log_probs.where(counted, 0).sum() / counted.sum()
         learn(loss, 5e-4 * min(1, (step + 1) / 50) * (1 - 0.7 * step / args.xe_steps), 0.0)
-    log("cross-entropy:", args.xe_steps, "steps")
+        if (step + 1) % 100 == 0 or step + 1 == args.xe_steps:
+            log(f"cross-entropy: step {step + 1}, {float(loss):.4f}")
     validate("xe")
 
     reward = CiderReward(references(train_at), eos=eos, pad=pad)
