@@ -42,8 +42,8 @@ EITHER = frozenset({"length"})  # may count for a caption or against it; all oth
 
 def measured(log_probs: Sequence[float]) -> dict[str, float]:
     """Every signal of one caption."""
-    given = numpy.nan_to_num(numpy.asarray(log_probs, dtype=numpy.float64), nan=LEAST, neginf=LEAST)
-    given = given.clip(LEAST, 0.0)
+    given = numpy.asarray(log_probs, dtype=numpy.float64)
+    given = numpy.minimum(numpy.fmax(given, LEAST), 0.0)  # of NaN and a number, fmax is the number
     return {name: signal(given) for name, signal in SIGNALS.items()}
 
 

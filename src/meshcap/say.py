@@ -44,7 +44,7 @@ class Speaker:
         return [self._caption(found, picture, options) for picture in range(len(found.scores))]
 
     def _caption(self, found: Hypotheses, picture: int, options: CaptionOptions) -> Caption:
-        scores, captions, words = found.scores[picture].tolist(), list[Caption](), set[tuple[str, ...]]()
+        scores, captions, words = found.lists.scores[picture], list[Caption](), set[tuple[str, ...]]()
         if scores[0] != scores[0]:  # NaN: of weights that are finite and too large, or of a damaged exported graph
             raise FailedError("the model computes no numbers (NaN) for a picture: its weights are damaged")
         for rank, score in enumerate(scores):
@@ -64,8 +64,9 @@ class Speaker:
 
     def _hypothesis(self, found: Hypotheses, picture: int, rank: int, options: CaptionOptions) -> Caption:
         ids, log_probs = _said(found, picture, rank)
-        caption = self.caption_of(ids, log_probs, bool(found.finished[picture, rank]), self._known(found))
-        caption = replace(caption, score=float(found.scores[picture, rank]))
+        listed = found.lists
+        caption = self.caption_of(ids, log_probs, listed.finished[picture][rank], self._known(found))
+        caption = replace(caption, score=listed.scores[picture][rank])
         places = list(range(len(caption.words)))
         if found.extension is not None:
             fitting = self._fit(caption.words, ids, found.extension)
@@ -73,8 +74,9 @@ class Speaker:
             text = self.vocabulary.sentence([*words, SPECIAL[3]] if caption.finished else words)
             caption = replace(caption, text=text, words=words, log_probs=_merged(log_probs, places))
         if options.must:
-            missing = len(options.must) - int(found.satisfied[picture, rank])
-            warning = _warning(options, missing, caption.probability, float(found.unconstrained[picture]))
+            assert listed.satisfied is not None and listed.unconstrained is not None
+            missing = len(options.must) - listed.satisfied[picture][rank]
+            warning = _warning(options, missing, caption.probability, listed.unconstrained[picture])
             caption = replace(caption, missing=missing, warning=warning)
         if found.attention is not None:
             caption = replace(caption, attention=found.attention["words"][picture, rank, places].float().cpu())
@@ -123,7 +125,7 @@ class Speaker:
         if not self.vocabulary.english:  # the lists of things and colours are
             return ()
         known, listed = self._known(found), []
-        for rank, score in enumerate(found.scores[picture].tolist()):
+        for rank, score in enumerate(found.lists.scores[picture]):
             if not rank or score > float("-inf"):
                 ids, log_probs = _said(found, picture, rank)
                 listed.append((known.decode(ids), sum(log_probs)))
@@ -149,8 +151,9 @@ class Speaker:
 
 def _said(found: Hypotheses, picture: int, rank: int) -> tuple[list[int], list[float]]:
     """The words of a hypothesis and the end, as ids, with their log-probabilities."""
-    length = int(found.lengths[picture, rank])
-    return found.ids[picture, rank, :length].tolist(), found.log_probs[picture, rank, :length].tolist()
+    listed = found.lists
+    length = listed.lengths[picture][rank]
+    return listed.ids[picture][rank][:length], listed.log_probs[picture][rank][:length]
 
 
 def _warning(options: CaptionOptions, missing: int, likely: float, without: float) -> str | None:

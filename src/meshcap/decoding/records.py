@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, lru_cache
 from operator import index
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 from meshcap.errors import MeshcapError
 
@@ -250,6 +250,34 @@ class Hypotheses:
     def confidence(self) -> Any:
         """(B, n) from 0 to 1: the geometric mean of the words' probabilities."""
         return mean_probability(self.log_probs, self.lengths)
+
+    def to_host(self) -> Hypotheses:
+        """The same in main memory. From a GPU nothing is waited for: read it once the device has got so far."""
+
+        def copied(part: Any) -> Any:
+            if isinstance(part, dict):
+                return {name: copied(one) for name, one in part.items()}
+            return part.to("cpu", non_blocking=True) if getattr(part, "is_cuda", False) else part
+
+        return replace(self, **{one.name: copied(getattr(self, one.name)) for one in fields(self)})
+
+    @cached_property
+    def lists(self) -> Listed:
+        """The numbers of all pictures as Python has them: read one by one, each would wait for a device."""
+        parts = (getattr(self, name) for name in Listed._fields)
+        return Listed._make(None if part is None else part.tolist() for part in parts)
+
+
+class Listed(NamedTuple):
+    """Of `Hypotheses`, for each picture and each of its captions."""
+
+    ids: list[list[list[int]]]
+    log_probs: list[list[list[float]]]
+    scores: list[list[float]]
+    lengths: list[list[int]]
+    finished: list[list[bool]]
+    satisfied: list[list[int]] | None
+    unconstrained: list[float] | None
 
 
 def mean_probability(log_probs: Any, lengths: Any) -> Any:
