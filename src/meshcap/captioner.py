@@ -19,12 +19,12 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, Unpack, overload
 
 import numpy as np
 from PIL import Image
@@ -68,7 +68,7 @@ DtypeName = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 BackendName = Literal["auto", "torch", "onnx", "torch-export"]
 BACKENDS = ("torch", "onnx", "torch-export")
 
-AHEAD = 2  # batches that are being read while one is captioned
+AHEAD = 2  # batches that are being read while one is captioned, and that a GPU computes while one is put into words
 MOST_PLANS = 64  # options whose plans are kept
 UNREAD = "captions are made without the memory: this model has no memory.safetensors, which reads it; recall works"
 
@@ -251,7 +251,12 @@ class Captioner:
         return self._search(regions, options, extension)
 
     def _search(
-        self, regions: Any, options: CaptionOptions, extension: Extension | None = None, named: Named | None = None
+        self,
+        regions: Any,
+        options: CaptionOptions,
+        extension: Extension | None = None,
+        named: Named | None = None,
+        queued: bool = False,
     ) -> Hypotheses:
         memory = self._recollect(regions)
         if extension is None and options.names and self.names is not None:
@@ -265,8 +270,9 @@ class Captioner:
         # Captions that turn out alike are left out when they are said: then others must be there to take their place.
         kept = 1 if options.n == 1 and not options.tags else strategy.width
         return self.backend.search(
-            regions, strategy, rules, n_best=kept, attention=options.attention, extension=extension, memory=memory
-        )
+            regions, strategy, rules, n_best=kept, attention=options.attention, extension=extension, memory=memory,
+            queued=queued,
+        )  # fmt: skip
 
     @property
     def _words(self) -> int | None:
@@ -281,7 +287,7 @@ class Captioner:
 
         own = self._torch("reads no memory")
         if not own.has_memory_level():
-            warnings.warn(UNREAD, stacklevel=5)
+            warnings.warn(UNREAD, stacklevel=6)
             return None
         config = own.memory_level().config
         found = self.memory.nearest(self.embed(regions), config.entries)
@@ -364,7 +370,7 @@ class Captioner:
         return [
             caption
             for block in _shown(blocks, len(pictures), progress)
-            for caption in self._describe_all([self._read(one) for one in block], options)
+            for caption in self._describe_all([self.read_source(one) for one in block], options)
         ]
 
     __call__ = caption
@@ -403,10 +409,21 @@ class Captioner:
 
     def _describe(self, regions: Any, options: CaptionOptions, read: Sequence[np.ndarray] | None) -> list[Caption]:
         """`describe` of Regions that fit."""
+        return self._said(self._searched(regions, options, read), options)
+
+    def _searched(
+        self, regions: Any, options: CaptionOptions, read: Sequence[np.ndarray] | None, queued: bool = False
+    ) -> Searched:
         named = None
         if self.names is not None and (options.tags or options.names):
             named = self.names.look(regions)
-        found = self._search(regions, options, named=named)
+        found = self._search(regions, options, named=named, queued=queued)
+        return Searched(found.to_host(), named, read, self.backend.mark()) if queued else Searched(found, named, read)
+
+    def _said(self, searched: Searched, options: CaptionOptions) -> list[Caption]:
+        found, named, read, wait = searched
+        if wait is not None:
+            wait()
         captions = self.say(found, options)
         for at, source in enumerate(read or ()):
             if hasattr(source, "report"):  # a score: rules know something of it, too
@@ -435,8 +452,8 @@ class Captioner:
             print(source, caption)
 
         Threads read pictures a little ahead of the model. Sources are taken as they are needed, up to three batches
-        before their captions come: a million of them take no more memory than a few. Closing the generator ends its
-        threads.
+        (with a GPU, five) before their captions come: a million of them take no more memory than a few. Closing the
+        generator ends its threads.
 
         Args:
             sources: paths, Pillow images, arrays, the bytes of files or open files, in any mixture.
@@ -474,7 +491,7 @@ class Captioner:
             raise MeshcapError("no sentence given: expected at least one")
         regions = picture
         if not is_regions(picture):
-            captioner, read = self._read(picture)
+            captioner, read = self.read_source(picture)
             regions = captioner.see([read])
             if captioner is not self:
                 return captioner.score(regions, text)  # type: ignore[arg-type]
@@ -640,7 +657,7 @@ class Captioner:
             self._plans[options] = found
         return found
 
-    def _read(self, source: Source) -> tuple[Captioner, np.ndarray]:
+    def read_source(self, source: Source) -> tuple[Captioner, np.ndarray]:
         """What `read` gives, and who captions it: the packaged captioner leaves scores to that of music."""
         try:
             return self, self.read(source)
@@ -660,17 +677,49 @@ class Captioner:
             self._of_scores = self._of_scores()
         return self._of_scores
 
+    def caption_batches(
+        self, batches: Iterable[ReadBatch], options: CaptionOptions
+    ) -> Iterator[list[Caption | MeshcapError]]:
+        """Captions of batches that were read, each a list in its order, with what could not be read as it came.
+
+        While a GPU computes the next batches, captions of the last one are put into words, and nothing else makes it
+        wait: batches are taken up to `AHEAD` before their captions come.
+        """
+        queued = self.backend.queues
+        begun: deque[BegunBatch] = deque()
+        for batch in batches:
+            begun.append(self._begin(batch, options, queued))
+            if len(begun) > (AHEAD if queued else 0):
+                yield self._end(begun.popleft(), options)
+        while begun:
+            yield self._end(begun.popleft(), options)
+
+    def _begin(self, batch: ReadBatch, options: CaptionOptions, queued: bool = False) -> BegunBatch:
+        """See and search each source by the captioner that read it."""
+        parts: list[tuple[Captioner, list[int], Searched]] = []
+        read = {place: one for place, one in enumerate(batch.read) if isinstance(one, tuple)}
+        for captioner in dict.fromkeys(own for own, _ in read.values()):
+            places = [place for place, (own, _) in read.items() if own is captioner]
+            arrays = [read[place][1] for place in places]
+            together = captioner is self and batch.pixels is not None
+            seen = captioner.see(batch.pixels if together else arrays)
+            parts.append((captioner, places, captioner._searched(seen, options, arrays, queued)))
+        return BegunBatch(batch, parts)
+
+    def _end(self, begun: BegunBatch, options: CaptionOptions) -> list[Caption | MeshcapError]:
+        found: list[Any] = list(begun.batch.read)
+        for captioner, places, searched in begun.parts:
+            for place, caption in zip(places, captioner._said(searched, options), strict=True):
+                found[place] = caption
+        return found
+
     def _describe_all(self, read: Sequence[tuple[Captioner, np.ndarray]], options: CaptionOptions) -> list[Caption]:
         """A caption of each source that was read, by the captioner that read it."""
-        found: dict[int, Caption] = {}
-        for captioner in dict.fromkeys(own for own, _ in read):
-            places = [place for place, (own, _) in enumerate(read) if own is captioner]
-            arrays = [read[place][1] for place in places]
-            found |= zip(places, captioner._describe(captioner.see(arrays), options, arrays), strict=True)
-        return [found[place] for place in range(len(read))]
+        found: list[Any] = self._end(self._begin(ReadBatch(read), options), options)
+        return found
 
     def _one(self, picture: Source, options: CaptionOptions) -> Caption:
-        captioner, read = self._read(picture)
+        captioner, read = self.read_source(picture)
         regions = captioner.see([read])
         (caption,) = captioner._describe(regions, options, [read])
         boxes = getattr(regions, "boxes", None)
@@ -680,15 +729,32 @@ class Captioner:
     def _stream(
         self, sources: Iterable[Source], options: CaptionOptions, size: int, workers: int
     ) -> Generator[tuple[Source, Caption | MeshcapError], None, None]:
+        given: deque[Source] = deque()
+
+        def remembered() -> Iterator[Source]:
+            for source in sources:
+                given.append(source)
+                yield source
+
+        batches = self._read_ahead(remembered(), size, workers)
+        try:
+            for captions in self.caption_batches(batches, options):
+                for caption in captions:
+                    yield given.popleft(), caption
+        finally:  # also where the generator is closed, or thrown away, in the middle
+            batches.close()
+
+    def _read_ahead(self, sources: Iterable[Source], size: int, workers: int) -> Generator[ReadBatch, None, None]:
+        """Batches that threads read, `AHEAD` of the one that is asked for."""
         rest, one_at_a_time = iter(sources), Lock()
-        reading: deque[list[tuple[Source, Future[tuple[Captioner, np.ndarray] | MeshcapError]]]] = deque()
+        reading: deque[list[Future[tuple[Captioner, np.ndarray] | MeshcapError]]] = deque()
 
         def read(source: Source) -> tuple[Captioner, np.ndarray] | MeshcapError:
             # The same image or file may have been given twice, and both have a place where reading has got to.
             shared = isinstance(source, Image.Image) or hasattr(source, "read")
             try:
                 with one_at_a_time if shared else nullcontext():
-                    return self._read(source)
+                    return self.read_source(source)
             except MeshcapError as error:
                 return error
 
@@ -696,15 +762,11 @@ class Captioner:
         try:
             while True:
                 while len(reading) <= AHEAD and (block := list(islice(rest, size))):
-                    reading.append([(source, pool.submit(read, source)) for source in block])
+                    reading.append([pool.submit(read, source) for source in block])
                 if not reading:
                     return
-                done = [(source, job.result()) for source, job in reading.popleft()]
-                pixels = [one for _, one in done if not isinstance(one, MeshcapError)]
-                captions = iter(self._describe_all(pixels, options))
-                for source, one in done:
-                    yield source, one if isinstance(one, MeshcapError) else next(captions)
-        finally:  # also where the generator is closed, or thrown away, in the middle
+                yield ReadBatch([job.result() for job in reading.popleft()])
+        finally:
             pool.shutdown(cancel_futures=True)
 
     @property
@@ -729,6 +791,34 @@ class Captioner:
                     f"<{name}> is word {getattr(vocabulary, name)} of the vocabulary and {getattr(settings, name)} "
                     "of the model: they do not belong together"
                 )
+
+
+@dataclass(frozen=True)
+class ReadBatch:
+    """Sources that are captioned together: of each who read it and what was read, or why it could not be.
+
+    `pixels` are those that the captioner itself read, where they lie together already: (B, 3, S, S) uint8.
+    """
+
+    read: Sequence[tuple[Captioner, np.ndarray] | MeshcapError]
+    pixels: Any = None
+
+
+class Searched(NamedTuple):
+    """Hypotheses of pictures, and what else is known of them."""
+
+    found: Hypotheses
+    named: Named | None
+    read: Sequence[np.ndarray] | None
+    wait: Callable[[], object] | None = None  # before the hypotheses are read
+
+
+@dataclass(frozen=True)
+class BegunBatch:
+    """A batch that was seen and searched, in parts by who read them; a GPU may still be at it."""
+
+    batch: ReadBatch
+    parts: Sequence[tuple[Captioner, Sequence[int], Searched]]
 
 
 def options_of(options: CaptionOptions | None, fields: CaptionFields | dict[str, Any]) -> CaptionOptions:

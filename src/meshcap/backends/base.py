@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from meshcap.decoding.records import Hypotheses, Rules, Settings, Strategy
@@ -38,9 +38,21 @@ class Backend(ABC):
         """How many pictures are best captioned together: more take memory and save nothing."""
         return 8
 
+    @property
+    def queues(self) -> bool:
+        """Whether work is queued for a device, which goes on by itself while the caller does something else."""
+        return False
+
+    def mark(self) -> Callable[[], object]:
+        """What waits until all that was queued before now is done."""
+        return lambda: None
+
     @abstractmethod
     def see(self, pixels: Sequence[np.ndarray]) -> Any:
-        """What `search` reads of pictures, uint8 (3, size, size) each: Regions, or what the graph keeps of them."""
+        """What `search` reads of pictures, uint8 (3, size, size) each: Regions, or what the graph keeps of them.
+
+        In torch, the pictures may also lie in one tensor (B, 3, size, size).
+        """
 
     @abstractmethod
     def search(
@@ -53,12 +65,14 @@ class Backend(ABC):
         attention: bool = False,
         extension: Extension | None = None,
         memory: Recollection | None = None,
+        queued: bool = False,
     ) -> Hypotheses:
         """The n best captions of each picture.
 
         Args:
             extension: words beside those of the vocabulary.
             memory: what a store remembers of pictures like these.
+            queued: do not wait for the device: the hypotheses can be read once what `mark` returned has waited.
 
         Raises:
             MeshcapError: what this backend cannot do, or what does not fit the model.

@@ -193,6 +193,7 @@ class ExportedBackend(Backend):
         attention: bool = False,
         extension: Any = None,
         memory: Any = None,
+        queued: bool = False,
     ) -> Hypotheses:
         if attention:
             raise MeshcapError("attention is not part of an exported model: use backend='torch'")

@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -113,11 +113,25 @@ class TorchBackend(Backend):
             return 64
         return 4  # of a CPU: more take memory and save little
 
+    @property
+    def queues(self) -> bool:
+        return self.device.type == "cuda"
+
+    def mark(self) -> Callable[[], object]:
+        if not self.queues:
+            return super().mark()
+        event = torch.cuda.Event(blocking=True)
+        event.record(torch.cuda.current_stream(self.device))
+        return event.synchronize
+
     @torch.no_grad()
-    def see(self, pixels: Sequence[np.ndarray]) -> Regions:
+    def see(self, pixels: Sequence[np.ndarray] | torch.Tensor) -> Regions:
         vision, device = self.prepared().vision, self.device
         assert vision is not None
-        return vision(vision.stack(pixels).to(device))
+        stacked = pixels if isinstance(pixels, torch.Tensor) else vision.stack(pixels)
+        if self.queues:  # a copy from pageable memory would wait for all that the device has yet to do
+            stacked = stacked if stacked.is_pinned() else stacked.pin_memory()
+        return vision(stacked.to(device, non_blocking=True).contiguous())
 
     def check(self, seen: Any) -> None:
         if not isinstance(seen, Regions):
@@ -135,6 +149,7 @@ class TorchBackend(Backend):
         attention: bool = False,
         extension: Extension | None = None,
         memory: Recollection | None = None,
+        queued: bool = False,
     ) -> Hypotheses:
         model: Decodable = self.prepared().model
         graphs: Graphs | None = self.graphs
@@ -149,8 +164,9 @@ class TorchBackend(Backend):
         if remembered is not None or extension is not None:
             graphs = None  # words for the moment are others in the next search: nothing would be replayed
         found = decode(
-            model, regions, strategy, rules, n_best=n_best, attention=attention, graphs=graphs, encoded=encoded
-        )
+            model, regions, strategy, rules, n_best=n_best, attention=attention, graphs=graphs, encoded=encoded,
+            stop_early=not queued,  # of a hundred pictures, one is nearly always not at its end
+        )  # fmt: skip
         if remembered is None and extension is None:
             return found
         return replace(found, extension=join(remembered, extension), speaker=model, recollection=memory)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -90,12 +91,30 @@ class Preprocess:
         """
         import torch
 
-        mean = torch.tensor(self.mean, device=pixels.device)[:, None, None] * 255
-        std = torch.tensor(self.std, device=pixels.device)[:, None, None] * 255
+        if pixels.is_cuda and not torch.compiler.is_compiling():
+            mean, std = _on_device(self.mean, self.std, pixels.device)
+        else:
+            mean, std = (_colour(one, pixels.device) for one in (self.mean, self.std))
         return ((pixels.float() - mean) / std).to(dtype or torch.float32)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def _colour(given: RGB, device: torch.device) -> Tensor:
+    """(3, 1, 1), from 0 to 255."""
+    import torch
+
+    return torch.tensor(given, device=device)[:, None, None] * 255
+
+
+@lru_cache(maxsize=64)
+def _on_device(mean: RGB, std: RGB, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Kept on a GPU: making them there anew would wait for all that it has yet to do."""
+    import torch
+
+    with torch.inference_mode(False):
+        return _colour(mean, device), _colour(std, device)
 
 
 def preprocess_of(given: Mapping[str, Any] | None, **defaults: Any) -> Preprocess:
