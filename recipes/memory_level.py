@@ -5,12 +5,14 @@
     python recipes/memory_level.py prepare packed DATA     # or: dataset_coco.json.gz DATA --pictures train2017
     python recipes/memory_level.py train DATA OUT --objects objects.json.gz --minutes 12     # on one GPU of 80 GB
 
-`prepare` writes the pictures as the captioner reads them (18 GB) and all captions as ids, on any machine. `train`:
+`prepare` writes the pictures as the captioner reads them (18 GB) and all captions as ids, on any machine; `look DATA`
+keeps what the captioner sees of them, too (36 GB), which on a CPU takes longest. `train`:
 
-1. looks at all pictures once; their regions stay on the device;
+1. looks at all pictures once, if `look` has not; their regions stay on the device;
 2. finds, for each, the nearest among the training pictures (itself and ten duplicates of val and test left out);
-3. lets the level learn, first by cross-entropy, which is short because it draws captions away from what self-critical
-   training made of them, then by that (CIDEr-D and objects, as in recipes/coco.sh);
+3. lets the level learn, first by cross-entropy, of what the captioner says itself when it sees all of a picture, and
+   of the two of people's captions that agree most with the others; then by self-critical training (CIDEr-D and
+   objects, as in recipes/coco.sh);
 4. chooses, by greedy captions of val, how many entries are read and how similar they must be;
 5. captions val and test with and without memory, and test with stores of 10, 100 and 1,000 pictures and with any
    pictures, near or far: COCO's results files; it prints what memory changes in CIDEr-D.
@@ -34,9 +36,9 @@ with what its 6,000 training pictures say.
 
 What is remembered is drawn at random: how many entries, which of their captions, now and then those of any picture, so
 that the gate learns to close. In a quarter of the pictures one noun of what is remembered is made a word that nobody
-knows: saying it counts as the noun, saying the noun counts as nothing. So it learns to copy. Regions are hidden at
-random: the captioner has learned these very pictures, and would otherwise need no memory. Nothing is learned from
-pictures without memory, since there the level changes nothing.
+knows: saying it counts as the noun, saying the noun counts as nothing. So it learns to copy. 30 to 90 % of
+the regions are hidden: the captioner has learned these very pictures, and would otherwise need no memory. Nothing is
+learned from pictures without memory, since there the level changes nothing.
 """
 
 from __future__ import annotations
@@ -75,6 +77,7 @@ from meshcap.training.losses import advantages
 from meshcap.vision import Preprocess
 from meshcap.weights import save_weights
 
+REGIONS = "regions.npy"
 SPLITS = {"train": 0, "val": 1, "test": 2}
 # Training pictures that are also in val or test: `meshcap data check` finds them.
 DUPLICATES = {113159, 139571, 212646, 23587, 388662, 397819, 445323, 484069, 48636, 75906}
@@ -82,7 +85,7 @@ LONGEST, READ = 21, 16  # words of a caption, and of a remembered one
 STORES = (10, 100, 1000)  # pictures in small ones
 NEAREST = 32  # that memories are drawn from
 MADE_UP, FAR = 0.25, 0.15  # shares of pictures with a made-up word, and with memories of any other picture
-HIDDEN = 0.3  # of the regions
+HIDDEN = 0.3, 0.9  # of the regions, the least and the most
 WAYS = {"12x1": (12, 1), "6x2": (6, 2), "4x3": (4, 3), "3x4": (3, 4), "1x5": (1, 5)}  # entries, captions of each
 LEAST = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)  # similarities of which the least that is read is chosen
 AFTER_NOUNS = "in on with and is are that next near standing sitting at of by , .".split()
@@ -125,7 +128,14 @@ def is_there(sample: Sample) -> bool:
     return sample.picture is not None and sample.picture.path.is_file()
 
 
-def prepare(data: Path, pictures: Path | None, out: Path, model: str, most: int | None = None) -> None:
+def evenly(rows: list[int], most: int | None) -> list[int]:
+    return rows if most is None or most >= len(rows) else [rows[at * len(rows) // most] for at in range(most)]
+
+
+def prepare(
+    data: Path, pictures: Path | None, out: Path, model: str, most: int | None = None, held: int | None = None
+) -> None:
+    """`most`: of all pictures, or, with `held`, of the training pictures, beside so many of val and of test."""
     captioner = Captioner.from_pretrained(model, device="cpu")
     out.mkdir(parents=True, exist_ok=True)
     samples = list(read_dataset(data, pictures=pictures).samples)
@@ -133,8 +143,11 @@ def prepare(data: Path, pictures: Path | None, out: Path, model: str, most: int 
     split = np.array([SPLITS[sample.split] for sample in samples], np.int8)
     noun = nouns(ids[split == 0], captioner.vocabulary)
     there = [row for row, one in enumerate(samples) if is_there(one)]
-    if most is not None and most < len(there):  # evenly, so that there are some of each split
-        there = [there[place * len(there) // most] for place in range(most)]
+    if held is None:
+        there = evenly(there, most)
+    else:
+        parts = [[row for row in there if split[row] == one] for one in range(3)]
+        there = sorted(row for part, own in zip(parts, (most, held, held), strict=True) for row in evenly(part, own))
     kept = np.array([int(samples[row].id) for row in there])
     np.savez(out / "captions.npz", names=kept, split=split[there], ids=ids[there], noun=noun)
     write_pixels(out / "pixels.npy", [samples[row] for row in there], captioner.backend.preprocess)
@@ -149,6 +162,25 @@ def write_pixels(path: Path, samples: Sequence[Sample], way: Preprocess, workers
     del pixels  # the processes have the file
     for _ in parallel_map(partial(write_square, str(path), len(samples), **settings), enumerate(samples), workers):
         pass
+
+
+def keep_regions(data: Path, model: str, size: int = 32) -> None:
+    """What the captioner sees of each picture, in bfloat16, into a file; what is done is not done again."""
+    captioner = Captioner.from_pretrained(model, device="cpu", dtype="bfloat16")
+    assert captioner.vision is not None
+    pixels, path = np.load(data / "pixels.npy", mmap_mode="r"), data / REGIONS
+    with torch.no_grad():
+        shape = (len(pixels), *captioner.vision(as_pictures(pixels[:1], captioner)).features.shape[1:])
+        kept = np.lib.format.open_memmap(path, "r+" if path.is_file() else "w+", np.int16, shape)
+        left = np.flatnonzero(~kept[:, 0].any(-1))
+        for rows in np.array_split(left, math.ceil(len(left) / size)):
+            kept[rows] = captioner.vision(as_pictures(pixels[rows], captioner)).features.view(torch.int16).numpy()
+            if rows[0] // 1000 != rows[-1] // 1000:
+                print(f"{rows[-1]:,} of {len(pixels):,}", flush=True)
+
+
+def as_pictures(pixels: np.ndarray, captioner: Captioner) -> Tensor:
+    return torch.from_numpy(np.array(pixels)).to(captioner.device).permute(0, 3, 1, 2).contiguous()
 
 
 # Memories.
@@ -189,6 +221,17 @@ def look(captioner: Captioner, pixels: np.ndarray, size: int = 512) -> tuple[Ten
             found[start : start + len(part)] = seen.features
     assert found is not None and boxes is not None
     return found, boxes
+
+
+def regions_of(captioner: Captioner, data: Path) -> tuple[Tensor, Tensor, np.ndarray]:
+    """What was kept, or what is seen now: regions (P, N, F), their boxes (1, N, 4), and of which pictures."""
+    pixels, kept = np.load(data / "pixels.npy", mmap_mode="r"), data / REGIONS
+    if not kept.is_file():
+        return *look(captioner, pixels), np.arange(len(pixels))
+    regions = np.load(kept, mmap_mode="r")
+    rows = np.flatnonzero(regions[:, 0].any(-1))  # it may not have looked at all
+    cells = torch.from_numpy(regions[rows]).view(torch.bfloat16).to(captioner.device, captioner.model.dtype)
+    return cells, look(captioner, pixels[:1])[1], rows
 
 
 def mean_vectors(cells: Tensor, centre: Tensor | None) -> Tensor:
@@ -263,7 +306,15 @@ class Shelf:
         return entries.gather(1, order), similarity
 
     def draw(
-        self, at: Tensor, near: Tensor, similar: Tensor, store: Tensor, noun: Tensor, kin: Tensor
+        self,
+        at: Tensor,
+        near: Tensor,
+        similar: Tensor,
+        store: Tensor,
+        noun: Tensor,
+        kin: Tensor,
+        made_up: float = MADE_UP,
+        far: float = FAR,
     ) -> tuple[Memories, Tensor, Tensor]:
         """Memories of training pictures `at`; the noun of each that became a new word (-1: none), and that word."""
         count, device, pad = len(at), at.device, self.vocabulary.pad
@@ -274,8 +325,8 @@ class Shelf:
         pick = torch.where(torch.rand(count, 1, device=device) < 0.7, first, some)
         entries, similarity = near[at].gather(1, pick), similar[at].gather(1, pick)
         others, apart = self.any_of(at, store, n)
-        far = torch.rand(count, 1, device=device) < FAR
-        entries, similarity = torch.where(far, others, entries), torch.where(far, apart, similarity)
+        away = torch.rand(count, 1, device=device) < far
+        entries, similarity = torch.where(away, others, entries), torch.where(away, apart, similarity)
         chosen = torch.rand(count, n, 5, device=device).topk(each).indices
         ids, similarity, rank = self.memories(entries, similarity, each, chosen)
         fewer = torch.randint(1, n + 1, (count, 1), device=device)
@@ -284,7 +335,7 @@ class Shelf:
         # One noun becomes a word that nobody knows, read as itself or as another that is used alike.
         flat = ids.flatten(1)
         could = noun[flat].float()
-        has = (could.sum(1) > 0) & (torch.rand(count, device=device) < MADE_UP)
+        has = (could.sum(1) > 0) & (torch.rand(count, device=device) < made_up)
         word = torch.where(has, flat.gather(1, torch.multinomial(could + 1e-9, 1))[:, 0], -1)
         new = len(self.vocabulary) + torch.arange(count, device=device)
         ids = torch.where(ids == word[:, None, None], new[:, None, None], ids)
@@ -339,7 +390,7 @@ class Speaker:
             torch._foreach_copy_(list(self.level.parameters()), list(level.parameters()))
 
     @torch.no_grad()
-    def search(self, at: Tensor, memory: list[Tensor] | None, strategy: Strategy, rules: Rules) -> Tensor:
+    def search(self, at: Tensor, memory: Memories | list[Tensor] | None, strategy: Strategy, rules: Rules) -> Tensor:
         """The best caption's ids (B, L); memory None: the captioner as it is."""
         encoded = self.captioner.model.encode(self.pictures.regions(at))
         if memory is None:
@@ -348,8 +399,9 @@ class Speaker:
                 encoded=encoded, graphs=self.graphs,
             )  # fmt: skip
         else:
-            none = torch.zeros(0, dtype=torch.long, device=at.device)
-            encoded = self.model.recall(encoded, Memories(*memory, none).state())
+            if not isinstance(memory, Memories):
+                memory = Memories(*memory, torch.zeros(0, dtype=torch.long, device=at.device))
+            encoded = self.model.recall(encoded, memory.state())
             given = shell(len(at), self.pictures.cells)
             found = decode(self.model, given, strategy, rules, encoded=encoded, graphs=self.graphs)
         return found.ids[:, 0]
@@ -376,13 +428,13 @@ def train(data: Path, out: Path, objects: str | None, args: argparse.Namespace) 
     captioner = Captioner.from_pretrained(args.model, dtype=dtype)
     model, vocabulary, device = captioner.model.requires_grad_(False), captioner.vocabulary, captioner.model.device
     pad, bos, eos, unk = vocabulary.pad, vocabulary.bos, vocabulary.eos, vocabulary.unk
+    cells, boxes, rows = regions_of(captioner, data)
     kept = dict(np.load(data / "captions.npz"))
-    names, split = kept["names"], kept["split"]
+    names, split, ids_of = (kept[name][rows] for name in ("names", "split", "ids"))
     split[(split == 0) & np.isin(names, list(DUPLICATES))] = -1
-    captions = torch.from_numpy(kept["ids"].astype(np.int64)).to(device)
+    captions = torch.from_numpy(ids_of.astype(np.int64)).to(device)
     train_at, val_at, test_at = (torch.from_numpy(np.nonzero(split == one)[0]).to(device) for one in range(3))
     noun = torch.from_numpy(kept["noun"]).to(device)
-    cells, boxes = look(captioner, np.load(data / "pixels.npy", mmap_mode="r"))
     centre = captioner.backend.centre  # that of memories which people have
     if centre is None:
         centre = centre_of(cells[part] for part in train_at.split(1024))
@@ -433,8 +485,21 @@ def train(data: Path, out: Path, objects: str | None, args: argparse.Namespace) 
 
     history: list[dict[str, object]] = []
 
-    def validate(step: int | str, count: int = 1000) -> str:
+    def copied(count: int) -> float:
+        """Of captions of val for which a noun that people said was made a new word: the share that says it."""
+        drawer.use(mean_level)
+        own, asked = 0, 0
+        for at in (part for part in val_at[:count].split(args.batch) if len(part) == args.batch):
+            memory, word, new = shelf.draw(at, near, similar, train_at, noun, kin, made_up=1.0, far=0.0)
+            found = drawer.search(at, memory, Greedy(), rules)
+            meant = ((captions[at] == word[:, None, None]).any(-1).sum(-1) > 1) & (word >= 0)
+            own += int(((found == new[:, None]).any(-1) & meant).sum())
+            asked += int(meant.sum())
+        return own / max(1, asked)
+
+    def validate(step: int | str, count: int = args.validated) -> str:
         """The best way on the first so many pictures of val; saves the level."""
+        log(f"a made-up word is said in {100 * copied(count):.1f} % of captions")
         speaker.use(mean_level)
         found = {way: greedy(partial(remembered, way=way), count) for way in WAYS}
         best = max(found, key=lambda name: found[name])
@@ -464,14 +529,25 @@ def train(data: Path, out: Path, objects: str | None, args: argparse.Namespace) 
         with torch.no_grad():
             torch._foreach_lerp_(list(mean_level.parameters()), list(level.parameters()), 1 - share)
 
+    reward = CiderReward(references(train_at), eos=eos, pad=pad)
+    place = torch.full((len(cells),), -1, device=device)
+    place[train_at] = torch.arange(len(train_at), device=device)
+    lessons = torch.full((len(cells), 3, LONGEST), pad, device=device)
+    for at in train_at.split(250):
+        own = speaker.search(at, None, Greedy(), rules)[:, :LONGEST]
+        own = own.masked_fill(own == eos, pad)
+        agreed = reward(captions[at], place[at]).to(device).topk(2).indices
+        lessons[at, 0, : own.shape[1]] = own
+        lessons[at, 1:] = captions[at[:, None], agreed]
+    log("captions to learn from are ready")
+
     numbers = batches(len(train_at), args.batch, device)
     for step in range(args.xe_steps):
         at = train_at[next(numbers)]
         memory, word, new = shelf.draw(at, near, similar, train_at, noun, kin)
         with torch.no_grad():
-            encoded = model.encode(pictures.regions(at, HIDDEN))
-        which = torch.rand(len(at), 5, device=device).topk(3).indices
-        ids = F.pad(captions[at[:, None], which][..., :20], (0, 1), value=pad)
+            encoded = model.encode(pictures.regions(at, float(torch.empty(()).uniform_(*HIDDEN))))
+        ids = F.pad(lessons[at][..., :20], (0, 1), value=pad)
         ids = ids.scatter(-1, (ids != pad).sum(-1, keepdim=True), eos)
         ids = torch.where(ids == word[:, None, None], new[:, None, None], ids)
         counted = (ids != pad) & (ids != unk)
@@ -479,17 +555,14 @@ def train(data: Path, out: Path, objects: str | None, args: argparse.Namespace) 
             log_probs = learner.read(learner.recall(encoded, memory.state()), before(ids, bos), ids)
         loss = -log_probs.where(counted, 0).sum() / counted.sum()
         learn(loss, 5e-4 * min(1, (step + 1) / 50) * (1 - 0.7 * step / args.xe_steps), 0.0)
-        if (step + 1) % 100 == 0 or step + 1 == args.xe_steps:
-            log(f"cross-entropy: step {step + 1}, {float(loss):.4f}")
+        if (step + 1) % 50 == 0 or step + 1 == args.xe_steps:
+            log(f"cross-entropy: step {step + 1}, {float(loss.detach()):.4f}")
     validate("xe")
 
-    reward = CiderReward(references(train_at), eos=eos, pad=pad)
     there = None
     if objects is not None:
         named = [(str(name), f"{name:012d}.jpg") for name in names[train_at.cpu().numpy()].tolist()]
         there = ObjectReward.of_pictures(objects, named, vocabulary.words, penalty=0.2, bonus=0.05).to(device)
-    place = torch.full((len(cells),), -1, device=device)
-    place[train_at] = torch.arange(len(train_at), device=device)
     step, finish, began = 0, args.finish, time.time()
     whole = max(1.0, left() - finish)
     while left() > finish:
@@ -498,7 +571,7 @@ def train(data: Path, out: Path, objects: str | None, args: argparse.Namespace) 
         memory, word, new = shelf.draw(at, near, similar, train_at, noun, kin)
         drawer.use(level)
         with torch.no_grad():
-            encoded = model.encode(pictures.regions(at, HIDDEN))
+            encoded = model.encode(pictures.regions(at, float(torch.empty(()).uniform_(*HIDDEN))))
             drawn = decode(
                 drawer.model, shell(len(at), cells), Sampling(args.samples, seed=step), Rules(max_length=18),
                 n_best=args.samples, graphs=drawer.graphs, encoded=drawer.model.recall(encoded, memory.state()),
@@ -515,8 +588,9 @@ def train(data: Path, out: Path, objects: str | None, args: argparse.Namespace) 
         rate = args.lr * min(1, (step + 1) / 50) * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(1, done))))
         learn(loss, rate, min(0.998, step / (step + 10)))
         step += 1
-        if step % 1000 == 0:
+        if step % (args.every // 10 or 1) == 0:
             log(f"self-critical: step {step}, reward {float(earned.mean()):.4f}")
+        if step % args.every == 0:
             validate(step)
     log("self-critical:", step, "steps")
     way = validate("end", args.watched)
@@ -564,6 +638,8 @@ def main() -> None:
         one.add_argument("data", type=Path, help="the folder that is written")
         one.add_argument("--pictures", type=Path, help="their folder, where the dataset holds none")
         one.add_argument("--count", type=int, help="of the pictures; centre: 2,000 unless told")
+    commands.choices["prepare"].add_argument("--held", type=int, help="so many of val and of test; --count of train")
+    commands.add_parser("look").add_argument("data", type=Path)
     two = commands.add_parser("train")
     for name in ("data", "out"):
         two.add_argument(name, type=Path)
@@ -571,6 +647,8 @@ def main() -> None:
     two.add_argument("--dtype", choices=("bfloat16", "float32"), help="bfloat16 on a GPU unless told")
     two.add_argument("--minutes", type=float, default=12.0)
     two.add_argument("--finish", type=float, default=75.0, help="seconds of them for captions at the end")
+    two.add_argument("--every", type=int, default=1000, help="self-critical steps between validations")
+    two.add_argument("--validated", type=int, default=1000, help="pictures of val in each")
     two.add_argument("--watched", type=int, default=2500, help="pictures of val that decide at the end")
     two.add_argument("--xe-steps", type=int, default=500)
     two.add_argument("--batch", type=int, default=256)
@@ -579,7 +657,9 @@ def main() -> None:
     two.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     if args.command == "prepare":
-        prepare(args.captions, args.pictures, args.data, args.model, args.count)
+        prepare(args.captions, args.pictures, args.data, args.model, args.count, args.held)
+    elif args.command == "look":
+        keep_regions(args.data, args.model)
     elif args.command == "centre":
         write_centre(args.captions, args.pictures, args.data, args.model, args.count or 2000)
     else:

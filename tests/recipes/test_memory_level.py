@@ -105,7 +105,7 @@ def test_nouns_stand_between_articles_and_what_follows_nouns() -> None:
 def test_trained(prepared, tmp_path, monkeypatch, capsys, dtype) -> None:
     given = argparse.Namespace(
         minutes=0.0, finish=-1e9, xe_steps=1, batch=4, samples=2, lr=1e-3, seed=0, model=str(prepared / "model"),
-        watched=3, dtype=dtype,
+        watched=3, validated=3, every=1000, dtype=dtype,
     )  # fmt: skip
     monkeypatch.setattr(recipe, "WAYS", {"2x2": (2, 2)})
     steps = iter([1, 1, -1])
