@@ -164,19 +164,21 @@ def write_pixels(path: Path, samples: Sequence[Sample], way: Preprocess, workers
         pass
 
 
-def keep_regions(data: Path, model: str, size: int = 32) -> None:
-    """What the captioner sees of each picture, in bfloat16, into a file; what is done is not done again."""
-    captioner = Captioner.from_pretrained(model, device="cpu", dtype="bfloat16")
+def keep_regions(data: Path, model: str, size: int = 8) -> None:
+    """What the captioner sees of each picture, into a file in bfloat16; what is done is not done again."""
+    captioner = Captioner.from_pretrained(model, device="cpu")
     assert captioner.vision is not None
     pixels, path = np.load(data / "pixels.npy", mmap_mode="r"), data / REGIONS
     with torch.no_grad():
         shape = (len(pixels), *captioner.vision(as_pictures(pixels[:1], captioner)).features.shape[1:])
         kept = np.lib.format.open_memmap(path, "r+" if path.is_file() else "w+", np.int16, shape)
-        left = np.flatnonzero(~kept[:, 0].any(-1))
-        for rows in np.array_split(left, math.ceil(len(left) / size)):
-            kept[rows] = captioner.vision(as_pictures(pixels[rows], captioner)).features.view(torch.int16).numpy()
-            if rows[0] // 1000 != rows[-1] // 1000:
-                print(f"{rows[-1]:,} of {len(pixels):,}", flush=True)
+        left = np.random.default_rng(0).permutation(np.flatnonzero(~kept[:, 0].any(-1)))  # stopped, it has some of all
+        for start in range(0, len(left), size):
+            rows = np.sort(left[start : start + size])
+            features = captioner.vision(as_pictures(pixels[rows], captioner)).features.bfloat16()
+            kept[rows] = features.view(torch.int16).numpy()
+            if start // size % 125 == 124:
+                print(f"{len(pixels) - len(left) + start + len(rows):,} of {len(pixels):,}", flush=True)
 
 
 def as_pictures(pixels: np.ndarray, captioner: Captioner) -> Tensor:
@@ -555,7 +557,7 @@ def train(data: Path, out: Path, objects: str | None, args: argparse.Namespace) 
             log_probs = learner.read(learner.recall(encoded, memory.state()), before(ids, bos), ids)
         loss = -log_probs.where(counted, 0).sum() / counted.sum()
         learn(loss, 5e-4 * min(1, (step + 1) / 50) * (1 - 0.7 * step / args.xe_steps), 0.0)
-        if (step + 1) % 50 == 0 or step + 1 == args.xe_steps:
+        if (step + 1) % 25 == 0 or step + 1 == args.xe_steps:
             log(f"cross-entropy: step {step + 1}, {float(loss.detach()):.4f}")
     validate("xe")
 
