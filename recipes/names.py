@@ -55,7 +55,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # this repository, when run 
 
 from recipes.names_table import table
 
-SIZE, PACKED = 224, 192  # pixels that the encoder reads, and of a packed picture
+SIZE = 224  # pixels that the encoder reads
 VIEWS = 8  # as it is, mirrored, and crops of both
 STEPS, BATCH, RATE = 4000, 2048, 2e-3
 DECAYS = (0.1, 0.5, 1.5)  # weight decays, of which the one with the most right names on held-out pictures is kept
@@ -82,7 +82,7 @@ SETS: dict[str, list[int | str]] = {
     "sparrow": [*_range(10, 16), 18, 19, 20], "goat": ["goat", 350], "reindeer": ["deer"], "ferry": ["ferry", 554, 628],
     "dragonfly": [319, 320], "grasshopper": [311, 312], "leopard": [288, 289], "frog": [30, 31, 32],
     "monkey": [*_range(368, 382)], "guitar": [402, 546], "piano": [579, 881],
-    "pelecaniformes": [*_range(127, 129), 131, 132, 144, "ibis"],
+    "rocket": [657, 744, 812], "pelecaniformes": [*_range(127, 129), 131, 132, 144, "ibis"],
 }  # fmt: skip
 
 
@@ -112,13 +112,13 @@ def _classes(label: str) -> list[int | str]:
 
 
 def pack(options: argparse.Namespace) -> None:
-    """Squares of 192 pixels in WebP, one after the other, and where each begins."""
+    """Squares as the encoder reads them in AVIF, one after the other, and where each begins."""
     options.out.mkdir(parents=True, exist_ok=True)
     pictures, index, place = Pictures(options.pictures), list[tuple[int, int, str, str]](), 0
 
     def packed(row: int) -> bytes:
         buffer = io.BytesIO()
-        pictures.square(row, PACKED).save(buffer, "WEBP", quality=36, method=4)
+        pictures.square(row).save(buffer, "AVIF", quality=50, speed=8)
         return buffer.getvalue()
 
     with ThreadPoolExecutor(options.workers) as pool, open(options.out / "pictures.bin", "wb") as file:
@@ -133,7 +133,7 @@ def pack(options: argparse.Namespace) -> None:
 
 
 def read_teacher(path: Path, device: str) -> dict[str, tuple[Tensor, Tensor]]:
-    """Its convolutions with the normalisation after them folded in, and its classifier; in half precision on a GPU."""
+    """Its convolutions with the normalisation after them folded in, and its classifier; in 16 bits."""
     given = torch.load(path, map_location="cpu", weights_only=True)
     found = {"classifier": (given["classifier.1.weight"], given["classifier.1.bias"])}
     for name in given:
@@ -145,8 +145,12 @@ def read_teacher(path: Path, device: str) -> dict[str, tuple[Tensor, Tensor]]:
         elif re.search(r"\.fc[12]\.weight$", name):
             part = name.removesuffix(".weight")
             found[part] = (given[name], given[f"{part}.bias"])
-    dtype = torch.half if device == "cuda" else torch.float
-    return {name: (weight.to(device, dtype), bias.to(device, dtype)) for name, (weight, bias) in found.items()}
+    dtype = torch.half if device == "cuda" else torch.bfloat16
+    order = {2: torch.contiguous_format, 4: torch.channels_last}  # twice as fast on a CPU
+    return {
+        name: (weight.to(device, dtype, memory_format=order[weight.ndim]), bias.to(device, dtype))
+        for name, (weight, bias) in found.items()
+    }
 
 
 def teach_names(teacher: dict[str, tuple[Tensor, Tensor]], pixels: Tensor) -> Tensor:
