@@ -115,6 +115,9 @@ def test_what_is_read() -> None:
     assert found.captions[1] == []
     assert found.names == [(len(vocabulary),), ()]
     assert recollect([[near[-1]], []], vocabulary, config) is None
+    few = recollect([near], vocabulary, MemoryConfig.of(captioner.model, **(SMALL | {"captions": 1})))
+    assert [caption.text for caption in few.captions[0]] == ["Uncle Bob on the grass."]
+    assert few.words == ("Uncle Bob",)  # no word of what is not read
 
 
 def test_what_cannot_read_a_memory_says_so(pixels) -> None:

@@ -96,6 +96,13 @@ def test_names_take_from_what_they_are_mistaken_for() -> None:
     assert head().extension(head().look(cells({0: 1.0})), vocabulary) is None
 
 
+def test_a_word_that_is_its_own_plural_gives_once() -> None:
+    kind = replace(ANIMAL, plural_kin=("cats", "dog"))
+    found = head(replace(TABLE, kinds={"animal": kind})).extension(head().look(cells({1: 1.0})), Vocabulary(WORDS))
+    assert found is not None and found.words == ("okapi", "okapis")
+    assert not set(found.shares.kin[0]) & set(found.shares.kin[1])
+
+
 def test_captions_say_names_with_the_right_article_and_number() -> None:
     model = tiny.build("m2-no-boxes", seed=10, vocab_size=len(WORDS))
     plain = Captioner(model, Vocabulary(WORDS))

@@ -233,9 +233,10 @@ class Names:
         for word in dict.fromkeys(one[0] for one in chosen if one is not None):
             plural, kind = forms[word]
             row = [one[1] if one is not None and one[0] == word else 0.0 for one in chosen]
+            plural_kin = [one for one in kind.plural_kin if one not in kind.kin]  # "sheep" is both, and gives once
             for form, among, instead in (
                 (word, kind.kin, kind.stand_in),
-                (plural, kind.plural_kin, kind.plural_stand_in),
+                (plural, plural_kin, kind.plural_stand_in),
             ):
                 ids = tuple(vocabulary.id(one) for one in among if one in vocabulary and one not in (word, plural))
                 if not ids or form in words or form in but:

@@ -85,13 +85,14 @@ def recollect(
         for rank, one in enumerate(near):
             close = one.similarity >= config.name_similarity
             texts = [text for text in one.captions if close or not _names_in(text, one.names)]
-            for text in texts[:each]:
-                ids = _ids(text, one.names if close else (), vocabulary, new)[:WORDS]
-                if ids:
+            for text in texts[: min(each, config.captions - len(read))]:
+                words = _words(text, one.names if close else (), vocabulary)[:WORDS]
+                if words:  # only what is read becomes a word for the moment
+                    ids = [word if isinstance(word, int) else _new(word, new, len(vocabulary)) for word in words]
                     read.append(Recalled(ids, one.similarity, rank, text))
             if close and not known:  # the nearest with a name decides: others may be of someone else
                 known = [_new((name, True), new, len(vocabulary)) for name in one.names]
-        captions.append(read[: config.captions])
+        captions.append(read)
         entries.append(near)
         names.append(tuple(known))
     words = tuple(word for word, _ in new)
@@ -107,22 +108,25 @@ def _names_in(text: str, names: Iterable[str]) -> bool:
     return any(name.lower() in text.lower() for name in names)
 
 
-def _ids(text: str, names: Sequence[str], vocabulary: Vocabulary, new: dict[tuple[str, bool], int]) -> list[int]:
-    """Ids of a caption. A name is one word, with an article before it, as its kind would have one."""
+def _words(text: str, names: Sequence[str], vocabulary: Vocabulary) -> list[int | tuple[str, bool]]:
+    """The words of a caption: ids, or what the vocabulary lacks and whether it is a name.
+
+    A name is one word, with an article before it, as its kind would have one.
+    """
     tokens = vocabulary.tokens(text)
     as_tokens = {tuple(vocabulary.tokens(name)): name for name in names}
-    ids: list[int] = []
+    ids: list[int | tuple[str, bool]] = []
     at = 0
     while at < len(tokens):
         length = next((len(one) for one in as_tokens if one and tuple(tokens[at : at + len(one)]) == one), 0)
         if length:
             if "a" in vocabulary and (not at or tokens[at - 1] not in ARTICLES):
                 ids.append(vocabulary.id("a"))
-            ids.append(_new((as_tokens[tuple(tokens[at : at + length])], True), new, len(vocabulary)))
+            ids.append((as_tokens[tuple(tokens[at : at + length])], True))
         elif tokens[at] in vocabulary:
             ids.append(vocabulary.id(tokens[at]))
         elif any(map(str.isalpha, tokens[at])):
-            ids.append(_new((_spelled(tokens[at], text), False), new, len(vocabulary)))
+            ids.append((_spelled(tokens[at], text), False))
         at += max(1, length)
     return ids
 
