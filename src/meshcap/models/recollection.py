@@ -86,9 +86,9 @@ def recollect(
             close = one.similarity >= config.name_similarity
             texts = [text for text in one.captions if close or not _names_in(text, one.names)]
             for text in texts[: min(each, config.captions - len(read))]:
-                words = _words(text, one.names if close else (), vocabulary)[:WORDS]
-                if words:  # only what is read becomes a word for the moment
-                    ids = [word if isinstance(word, int) else _new(word, new, len(vocabulary)) for word in words]
+                spoken = _words(text, one.names if close else (), vocabulary)[:WORDS]
+                if spoken:  # only what is read becomes a word for the moment
+                    ids = [word if isinstance(word, int) else _new(word, new, len(vocabulary)) for word in spoken]
                     read.append(Recalled(ids, one.similarity, rank, text))
             if close and not known:  # the nearest with a name decides: others may be of someone else
                 known = [_new((name, True), new, len(vocabulary)) for name in one.names]
