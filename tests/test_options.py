@@ -18,7 +18,7 @@ from meshcap import Captioner, CaptionOptions, MeshcapError, cli
 from meshcap.calibration import Calibration
 from meshcap.cli.options import flag
 from meshcap.data.scenes import draw_scene
-from meshcap.decoding import Beam, DiverseBeam, Greedy, Sampling
+from meshcap.decoding import Beam, DiverseBeam, Greedy, Hypotheses, Sampling
 from meshcap.options import DEFAULTS, HELP, NAMES, CaptionFields, OptionError, plan
 from meshcap.say import Speaker
 from meshcap.text import Vocabulary
@@ -232,10 +232,8 @@ def test_what_is_known_of_english_is_not_used_of_other_languages() -> None:
         assert (8 in rules.bad_endings) is english and (11 in rules.banned) is english
         speaker = Speaker(vocabulary, Calibration({"mean": 1.0}, (-3.0, 0.0), (0.4, 0.9)))
         said = [4, 5, 8, 9, 3]  # ein mann in hat
-        found = SimpleNamespace(
-            ids=np.array([[said]]), lengths=np.array([[5]]), scores=np.array([[-1.0]]), extension=None,
-            log_probs=np.array([[[-0.1, -0.1, -9.0, -9.0, -0.1]]]),
-        )  # fmt: skip
+        log_probs = np.array([[[-0.1, -0.1, -9.0, -9.0, -0.1]]])
+        found = Hypotheses(np.array([[said]]), log_probs, np.array([[-1.0]]), np.array([[5]]), np.array([[True]]))
         caption = speaker.caption_of(said[:-1], [-0.1, -0.1, -9.0, -9.0, -0.1])
         assert caption.confidence < 0.75 and speaker.shorten(caption, CaptionOptions()).shortened is english
         shown = speaker.shorten(caption, CaptionOptions()).text

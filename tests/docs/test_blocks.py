@@ -65,6 +65,7 @@ def folder(reader: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     shutil.copytree(reader, tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setattr(folders, "PACKAGED", reader / prepared.MODELS[0])
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))  # what the reader remembers, other tests do not
     return tmp_path / "here"
 
 
