@@ -4,12 +4,14 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import tiny
 from meshcap import Captioner, CaptionOptions, MeshcapError, Regions
 from meshcap.calibration import Calibration
+from meshcap.decoding import Hypotheses
 from meshcap.names import NameKind, Names, Table, agree
 from meshcap.say import Speaker
 from meshcap.text import Vocabulary
@@ -157,6 +159,33 @@ def test_a_caption_that_is_trusted_little_says_less() -> None:
     assert say.shorten(given, replace(options, must=("bed",))) is given
     sure = replace(given, log_probs=[-0.3] * 6)
     assert say.shorten(sure, options) is sure  # unlikely as a whole, and no word of it stands out
+
+
+@pytest.mark.parametrize(
+    ("text", "less"),
+    [
+        ("a cat with eyes sitting next to a street", "A cat with eyes."),
+        ("a cat sitting next to a street", "A cat sitting."),
+        ("a cat with eyes sitting alone next to a street", "A cat with eyes sitting alone."),
+    ],
+)
+def test_less_is_said_in_whole_phrases(text: str, less: str) -> None:
+    words = text.split()
+    say = Speaker(Vocabulary([*WORDS[:4], *dict.fromkeys(words)]), Calibration({"mean": 1.0}, (-3.0, 0.0), (0.4, 0.9)))
+    given = replace(say.caption_of([], []), words=words, log_probs=[-0.1] * (len(words) - 1) + [-5.0, -0.1])
+    assert say.shorten(replace(given, confidence=0.6), CaptionOptions()).text == less
+
+
+def test_articles_fit_what_follows() -> None:
+    say = Speaker(Vocabulary([*WORDS[:4], "a", "orange", "cat", "an", "on", "umbrella", "hour"]))
+    ids = np.array([[[4, 5, 6, 8, 4, 9, 3]]])  # a orange cat on a umbrella
+    found = Hypotheses(ids, np.full(ids.shape, -0.1), np.array([[-0.7]]), np.array([[7]]), np.array([[True]]))
+    (caption,) = say.captions(found, CaptionOptions())
+    assert caption.text == "An orange cat on an umbrella."
+    assert caption.words == "an orange cat on an umbrella".split()
+    assert caption.log_probs == pytest.approx([-0.1] * 7)
+    (published,) = say.captions(found, CaptionOptions(good_endings=False))
+    assert published.text == "A orange cat on a umbrella."
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1j])

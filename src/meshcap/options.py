@@ -90,8 +90,8 @@ class CaptionOptions:
         min_words: fewest words.
         length_penalty: beams compare score / length ** length_penalty.
         no_repeat_ngram: no sequence of so many words twice; 0: no such rule.
-        good_endings: a caption ends, and not on "a", "of", "with" and the like. Without, and without `max_words`, one
-            may be cut off at the greatest length, as the public M² does.
+        good_endings: a caption ends, and not on "a", "of", "with" and the like; "a" and "an" fit the word after them.
+            Without, and without `max_words`, one may be cut off at the greatest length, as the public M² does.
         min_confidence: captions that are trusted less are withheld: their text is empty.
         attention: also return where the model looked for each word.
         shorten: a caption that is trusted little says less: it ends before the first phrase that is not sure, and is
@@ -231,7 +231,7 @@ HELP: dict[str, str] = {
     "min_words": "Fewest words of a caption.",
     "length_penalty": "Of beams: compare score / length ** this.",
     "no_repeat_ngram": "No so many words in a row twice; 0: allowed.",
-    "good_endings": "A caption ends, and not on 'a', 'of', 'with' and the like.",
+    "good_endings": "A caption ends, and not on 'a', 'of' and the like; articles fit.",
     "min_confidence": "Withhold captions that are trusted less.",
     "attention": "Also return where the model looked for each word.",
     "shorten": "Say less where it is not sure: end before what is doubtful.",

@@ -68,8 +68,8 @@ class Speaker:
         caption = self.caption_of(ids, log_probs, listed.finished[picture][rank], self._known(found))
         caption = replace(caption, score=listed.scores[picture][rank])
         places = list(range(len(caption.words)))
-        if found.extension is not None:
-            fitting = self._fit(caption.words, ids, found.extension)
+        fitting = self._fit(caption.words, ids, found.extension, articles=options.good_endings)
+        if list(fitting.values()) != caption.words:
             words, places = list(fitting.values()), list(fitting)
             text = self.vocabulary.sentence([*words, SPECIAL[3]] if caption.finished else words)
             caption = replace(caption, text=text, words=words, log_probs=_merged(log_probs, places))
@@ -109,6 +109,8 @@ class Speaker:
         if not doubted or not starts:
             return caption
         end = max((place for place in starts if place <= doubted[0]), default=starts[0])
+        if end - 1 in starts[1:]:  # one word of a phrase: "a cat with green eyes sitting"
+            end -= 1
         words, log_probs = caption.words[:end], caption.log_probs[:end]
         return replace(
             caption,
@@ -135,18 +137,23 @@ class Speaker:
         """The vocabulary, with the words for the moment."""
         return self.vocabulary if found.extension is None else self.vocabulary.extended(found.extension.words)
 
-    def _fit(self, words: list[str], ids: list[int], extension: Extension) -> dict[int, str]:
-        """Words by their places, with articles that fit words for the moment."""
+    def _fit(
+        self, words: list[str], ids: list[int], extension: Extension | None, *, articles: bool
+    ) -> dict[int, str]:
+        """Words by their places, with articles that fit words for the moment, and, with `articles`, all words."""
         known = len(self.vocabulary)
         new = {place: one - known for place, one in enumerate(ids) if one >= known}
-        names = {place for place, one in new.items() if extension.proper and extension.proper[one]}
-        if self.names is not None:
+        proper = extension.proper if extension is not None else ()
+        names = {place for place, one in new.items() if proper and proper[one]}
+        if self.names is not None and new:
             from meshcap.names import agree
 
             plain = [place for place in new if place not in names]
             numbered = agree(words, plain, self.names.plurals())
             words = [numbered.get(place, word) for place, word in enumerate(words)]
-        return fit_articles(words, new, names) if self.vocabulary.english else dict(enumerate(words))
+        if not self.vocabulary.english:
+            return dict(enumerate(words))
+        return fit_articles(words, range(len(words)) if articles else new, names)
 
 
 def _said(found: Hypotheses, picture: int, rank: int) -> tuple[list[int], list[float]]:
