@@ -12,6 +12,7 @@ import tiny
 from meshcap import Captioner, CaptionOptions, MeshcapError, Regions
 from meshcap.calibration import Calibration
 from meshcap.decoding import Hypotheses
+from meshcap.decoding.extension import Extension
 from meshcap.names import NameKind, Names, Table, agree
 from meshcap.say import Speaker
 from meshcap.text import Vocabulary
@@ -174,6 +175,16 @@ def test_less_is_said_in_whole_phrases(text: str, less: str) -> None:
     say = Speaker(Vocabulary([*WORDS[:4], *dict.fromkeys(words)]), Calibration({"mean": 1.0}, (-3.0, 0.0), (0.4, 0.9)))
     given = replace(say.caption_of([], []), words=words, log_probs=[-0.1] * (len(words) - 1) + [-5.0, -0.1])
     assert say.shorten(replace(given, confidence=0.6), CaptionOptions()).text == less
+
+
+def test_a_name_that_took_the_place_of_two_words_is_said_once() -> None:
+    say = Speaker(Vocabulary(WORDS))
+    ids = np.array([[[4, 10, 10, 9, 3]]])  # an okapi okapi sits
+    found = Hypotheses(ids, np.full(ids.shape, -0.1), np.array([[-0.5]]), np.array([[5]]), np.array([[True]]))
+    found = replace(found, extension=Extension(("okapi",), (5,)))
+    (caption,) = say.captions(found, CaptionOptions())
+    assert caption.words == "an okapi sits".split()
+    assert caption.log_probs == pytest.approx([-0.1, -0.2, -0.1, -0.1])
 
 
 def test_articles_fit_what_follows() -> None:

@@ -29,7 +29,7 @@ from meshcap.regions import Regions
 from meshcap.text import Vocabulary
 from meshcap.weights import dequantise, quantise, read_weights, save_weights
 
-SURE, SURE_OF_KIND = 0.5, 0.7  # least probabilities of a name and of a kind that captions may say
+SURE, SURE_OF_KIND = 0.4, 0.6  # least probabilities of a name and of a kind that captions may say
 TAGGED = 0.25  # of a name that is a tag
 TENSORS = ("names.weight", "names.bias", "words.weight", "words.bias", "centre", "spread")
 

@@ -151,9 +151,13 @@ class Speaker:
             plain = [place for place in new if place not in names]
             numbered = agree(words, plain, self.names.plurals())
             words = [numbered.get(place, word) for place, word in enumerate(words)]
-        if not self.vocabulary.english:
-            return dict(enumerate(words))
-        return fit_articles(words, range(len(words)) if articles else new, names)
+        fitting = dict(enumerate(words))
+        if self.vocabulary.english:
+            fitting = fit_articles(words, range(len(words)) if articles else new, names)
+        for place in new:  # it took the place of two words: "gorilla gorilla" of "black monkey gorilla"
+            if place - 1 in fitting and fitting[place - 1] == fitting.get(place):
+                del fitting[place - 1]
+        return fitting
 
 
 def _said(found: Hypotheses, picture: int, rank: int) -> tuple[list[int], list[float]]:
