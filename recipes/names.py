@@ -1,11 +1,11 @@
 """The head for names of the packaged captioner, as it was made: `names.safetensors` and `names.json`.
 
     python recipes/names_listing.py labelled PICTURES --out labelled.csv --classes CLASSES.txt --without examples PHOTOS
-    python recipes/names_listing.py coco train2017 --captions dataset_coco.json.gz --out coco.csv --train 5500 \
+    python recipes/names_listing.py coco train2017 --captions dataset_coco.json.gz --out coco.csv --train 5500 \\
         --val 1000
     python recipes/names.py look labelled.csv --teacher efficientnetb3.pth --out labelled.safetensors --views 1
     python recipes/names.py look coco.csv --teacher efficientnetb3.pth --out coco.safetensors --views 1
-    python recipes/names.py teach labelled.safetensors coco.safetensors --captions dataset_coco.json.gz \
+    python recipes/names.py teach labelled.safetensors coco.safetensors --captions dataset_coco.json.gz \\
         --objects objects.json.gz --classes CLASSES.txt --out OUT --steps 1000 --batch 512 --decays 0.5
     python recipes/names.py pack LISTING.csv --out pictures         # for another machine: `look pictures` there
 
