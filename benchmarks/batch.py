@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import statistics
 import sys
 import tarfile
@@ -97,7 +98,11 @@ def make_pictures(folder: Path, count: int, *, sides: tuple[int, int] = (640, 48
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         list(threads.map(draw, range(different)))
     for number in range(different, count):
-        os.link(folder / f"{number % different:06}.jpg", folder / f"{number:06}.jpg")
+        original, copy = folder / f"{number % different:06}.jpg", folder / f"{number:06}.jpg"
+        try:
+            os.link(original, copy)
+        except OSError:  # a file system without second names
+            shutil.copy(original, copy)
 
 
 @dataclass(frozen=True)
