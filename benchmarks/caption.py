@@ -173,14 +173,19 @@ def bench_parts(
     threads: int,
     say: Callable[[str], None] = lambda line: None,
 ) -> list[Parts]:
-    """A row for our captioner in each dtype, the first of which captions are compared with, and one for ONNX."""
+    """A row for our captioner in each dtype, the first of which captions are compared with, and one for ONNX.
+
+    Args:
+        photos: files; none: four drawn ones.
+    """
     from benchmarks.runtimes import write_folder
     from meshcap.captioner import Captioner
 
     rows: list[Parts] = []
     expected: list[list[str]] | None = None
-    size = {"beams": beams, "words": words, "threads": threads, "photos": list(photos), "repeat": repeat}
     with tempfile.TemporaryDirectory() as place:
+        photos = photos or draw_photos(Path(place), 4)
+        size = {"beams": beams, "words": words, "threads": threads, "photos": list(photos), "repeat": repeat}
         for dtype in (*dtypes, "onnx"):
             say(dtype)
             with optional_row(lambda why, dtype=dtype: rows.append(Parts(dtype, missing=why))):  # type: ignore[misc]
@@ -307,7 +312,7 @@ def command(
     where = set_up("cpu", threads)
     dtypes = dtype or [str(kind).removeprefix("torch.") for kind in usual]
     if parts:
-        photos = sorted(map(str, EXAMPLES.glob("*.jpg")))
+        photos = sorted(map(str, EXAMPLES.glob("*.jpg")))  # not in a copy of the benchmarks alone
         size = {"beams": beams, "words": words, "repeat": repeat, "threads": torch.get_num_threads()}
         found = bench_parts(folder, photos, dtypes=dtypes, **size, say=progress)
         report(f"Where the time goes, beam {beams}, {words} words", found, where, json, PARTS)
