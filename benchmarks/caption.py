@@ -1,8 +1,10 @@
 """What a caption costs on a CPU, from a cold start to a folder of photos, beside captioners of transformers.
 
 Every row is measured in processes of its own: one for the cold start, from the shell's view, and one for the rest.
+`--parts` says instead where the time goes, of the start and of a photo, in all numbers and exported as ONNX.
 
     python benchmarks/caption.py --model my-captioner --no-peers
+    python benchmarks/caption.py --parts --repeat 5
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from meshcap.errors import MeshcapError
 
 SIZE = (640, 480)
 PROCESS = str(Path(__file__).with_name("process.py"))
+EXAMPLES = Path(__file__).parents[1] / "examples"
 COLD_STARTS = 3  # of ours; the first may also read files from the disk
 
 
@@ -65,6 +68,43 @@ class Cost:
         ]
 
 
+@dataclass
+class Parts:
+    """Where the time of one captioner goes, in seconds: of a start, and of a photo."""
+
+    name: str
+    torch: float = 0.0  # importing it
+    meshcap: float = 0.0  # importing the rest
+    weights: float = 0.0  # reading them and laying them out
+    first: float = 0.0  # the first caption, which sets up
+    cold_start: float = 0.0  # of the whole command, from the shell
+    decode: float = 0.0
+    vision: float = 0.0
+    encoder: float = 0.0  # 0: part of the vision
+    decoder: float = 0.0
+    text: float = 0.0
+    photo: float = 0.0  # all of it
+    same: int = 0  # captions like those of the first row, word for word
+    photos: int = 0
+    missing: str | None = None
+
+    def cells(self) -> list[str]:
+        if self.missing:
+            return [self.name, self.missing, *[""] * (len(PARTS) - 2)]
+        start = (self.torch, self.meshcap, self.weights, self.first, self.cold_start)
+        parts = (self.decode, self.vision, self.encoder, self.decoder, self.text, self.photo)
+        return [
+            self.name,
+            *(f"{one:.2f} s" for one in start),
+            *(f"{one * 1e3:.1f} ms" if one else "" for one in parts),
+            f"{self.same} of {self.photos}",
+        ]
+
+
+PARTS = (
+    "captioner", "torch", "meshcap", "weights", "first", "cold start",
+    "decode", "vision", "encoder", "decoder", "text", "a photo", "same captions",
+)  # fmt: skip
 COLUMNS = ("captioner", "cold start", "a photo", "CPU of it", "a folder", "memory", "weights", "file")
 
 
@@ -93,9 +133,7 @@ def bench_caption(
 
         def ours(dtype: str) -> Cost:
             parameters, size = weights_of(model)
-            command = [sys.executable, "-m", "meshcap", "caption", photos[0], "--model", str(model)]
-            command += ["--dtype", dtype, "--device", "cpu", "--beams", str(beams), "--threads", str(threads)]
-            command += ["--min-words", str(words - 1), "--max-words", str(words - 1)]
+            command = _caption_command(model, photos[0], dtype, beams, words, threads)
             found = _process({"who": "meshcap", "model": str(model), "dtype": dtype, "repeat": repeat, **work})
             cold = statistics.median(_timed(command, threads)[0] for _ in range(min(COLD_STARTS, repeat)))
             return _row(f"meshcap, {dtype}", cold, found, parameters, size)
@@ -122,6 +160,54 @@ def bench_caption(
             with optional_row(lambda why, name=name: rows.append(Cost(name, missing=why))):  # type: ignore[misc]
                 rows.append(job())
     return rows
+
+
+def bench_parts(
+    model: Path,
+    photos: Sequence[str],
+    *,
+    dtypes: Sequence[str],
+    beams: int,
+    words: int,
+    repeat: int,
+    threads: int,
+    say: Callable[[str], None] = lambda line: None,
+) -> list[Parts]:
+    """A row for our captioner in each dtype, the first of which captions are compared with, and one for ONNX.
+
+    Args:
+        photos: files; none: four drawn ones.
+    """
+    from benchmarks.runtimes import write_folder
+    from meshcap.captioner import Captioner
+
+    rows: list[Parts] = []
+    expected: list[list[str]] | None = None
+    with tempfile.TemporaryDirectory() as place:
+        photos = photos or draw_photos(Path(place), 4)
+        size = {"beams": beams, "words": words, "threads": threads, "photos": list(photos), "repeat": repeat}
+        for dtype in (*dtypes, "onnx"):
+            say(dtype)
+            with optional_row(lambda why, dtype=dtype: rows.append(Parts(dtype, missing=why))):  # type: ignore[misc]
+                folder, numbers, backend = model, dtype, "torch"
+                if dtype == "onnx":
+                    loaded = Captioner.from_pretrained(model, device="cpu", dtype="float32")
+                    folder, numbers, backend = write_folder(loaded, Path(place, "onnx")), "auto", "onnx"
+                command = _caption_command(folder, photos[0], numbers, beams, words, threads)
+                cold = statistics.median(_timed(command, threads)[0] for _ in range(min(COLD_STARTS, repeat)))
+                found = _process({"parts": True, "model": str(folder), "dtype": numbers, "backend": backend, **size})
+                captions = found.pop("captions")
+                expected = expected or captions
+                same = sum(one == other for one, other in zip(captions, expected, strict=True))
+                rows.append(Parts(dtype, cold_start=cold, same=same, photos=len(photos), **found))
+    return rows
+
+
+def _caption_command(model: Path, photo: str, dtype: str, beams: int, words: int, threads: int) -> list[str]:
+    """The command line of a caption of so many words, its end counted."""
+    command = [sys.executable, "-m", "meshcap", "caption", photo, "--model", str(model)]
+    command += ["--dtype", dtype, "--device", "cpu", "--beams", str(beams), "--threads", str(threads)]
+    return [*command, "--min-words", str(words - 1), "--max-words", str(words - 1)]
 
 
 def draw_photos(folder: Path, count: int) -> list[str]:
@@ -193,8 +279,11 @@ def _timed(command: list[str], threads: int) -> tuple[float, str]:
 def command(
     model: common.Model = "default",
     peers: Annotated[
-        bool, typer.Option(help="Measure BLIP-base, GIT-base and ViT-GPT2 too (random weights; needs the extra hf).")
+        bool, typer.Option(help="Measure captioners of transformers too (random weights; needs the extra hf).")
     ] = True,
+    parts: Annotated[
+        bool, typer.Option("--parts", help="Say where the time goes, of the pictures in examples/, and no more.")
+    ] = False,
     pictures: Annotated[int, typer.Option(min=1, help="Photos of the folder, 640 × 480 pixels.")] = 64,
     beams: Annotated[int, typer.Option(min=1, help="Beams.")] = 5,
     words: Annotated[int, typer.Option(min=2, max=54, help="Words of each caption, its end counted.")] = 12,
@@ -221,9 +310,16 @@ def command(
             raise MeshcapError(f"--dtype is {one!r}, expected float32, bfloat16, float16 or int8")
     usual = [torch.float32, *(kind for kind in (torch.bfloat16, torch.int8) if can_pack(kind))]
     where = set_up("cpu", threads)
+    dtypes = dtype or [str(kind).removeprefix("torch.") for kind in usual]
+    if parts:
+        photos = sorted(map(str, EXAMPLES.glob("*.jpg")))  # not in a copy of the benchmarks alone
+        size = {"beams": beams, "words": words, "repeat": repeat, "threads": torch.get_num_threads()}
+        found = bench_parts(folder, photos, dtypes=dtypes, **size, say=progress)
+        report(f"Where the time goes, beam {beams}, {words} words", found, where, json, PARTS)
+        return
     rows = bench_caption(
         folder,
-        dtypes=dtype or [str(kind).removeprefix("torch.") for kind in usual],
+        dtypes=dtypes,
         peers=tuple(PEERS) if peers else (),
         pictures=pictures,
         beams=beams,

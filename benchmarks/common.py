@@ -20,6 +20,7 @@ import numpy
 import torch
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from meshcap.errors import MeshcapError
@@ -83,7 +84,7 @@ class Row:
             return [self.work, self.setting, "", "", "", "", self.missing or ""]
         floor = "" if self.floor is None else f"{self.floor * 1e3:.2f} ms (×{self.seconds / self.floor:.1f})"
         note = ", ".join(f"{name} {value}" for name, value in self.notes.items())
-        time_taken, memory = f"{self.seconds * 1e3:.1f} ms", f"{self.memory / 2**20:,.0f} MiB"
+        time_taken, memory = f"{self.seconds * 1e3:.1f} ms", f"{self.memory / 2**20:,.0f} MiB" if self.memory else ""
         return [self.work, self.setting, time_taken, self.rate, memory, floor, note]
 
 
@@ -112,7 +113,7 @@ def show(title: str, rows: Sequence[Cells], columns: Sequence[str] = COLUMNS, wi
     for name in columns:
         table.add_column(name, overflow="fold")
     for row in rows:
-        table.add_row(*row.cells())
+        table.add_row(*map(escape, row.cells()))
     Console(width=width).print(table)
 
 

@@ -19,7 +19,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-PEERS = {"blip": "BLIP-base", "git": "GIT-base", "vit-gpt2": "ViT-GPT2"}
+PEERS = {"blip": "BLIP-base", "git": "GIT-base", "vit-gpt2": "ViT-GPT2", "florence": "Florence-2-base"}
+SIDES = {"blip": 384, "git": 224, "vit-gpt2": 224, "florence": 768}  # pixels of a picture, as published
+# What a model reads before it speaks, where that is more than its own beginning. Of Florence-2 places for the picture
+# (577 tokens) and a question of seven words.
+GIVEN = {"git": [101], "florence": [0, *[51289] * 577, *range(100, 107), 2]}
 
 
 def build(name: str) -> Any:
@@ -33,6 +37,12 @@ def build(name: str) -> Any:
         return hf.BlipForConditionalGeneration(config)
     if name == "git":
         return hf.GitForCausalLM(hf.GitConfig())
+    if name == "florence":
+        text: dict[str, Any] = {"model_type": "bart", "d_model": 768, "vocab_size": 51290}
+        for half in ("encoder", "decoder"):
+            text |= {f"{half}_layers": 6, f"{half}_ffn_dim": 3072, f"{half}_attention_heads": 12}
+        config = hf.Florence2Config(text_config=text, vision_config={"projection_dim": 768}, image_token_id=51289)
+        return hf.Florence2ForConditionalGeneration(config)
     config = hf.VisionEncoderDecoderConfig.from_encoder_decoder_configs(
         hf.ViTConfig(), hf.GPT2Config(add_cross_attention=True, is_decoder=True)
     )
@@ -48,33 +58,51 @@ def write_peer(name: str, folder: Path) -> None:
     build(name).save_pretrained(folder)
 
 
-def load_peer(name: str, folder: Path, beams: int, words: int) -> tuple[Callable[[str], object], int]:
-    """How to caption a photo, and how many weights that takes."""
-    import torch
-    import transformers as hf
+def read_for_peer(name: str, photo: str) -> Any:
+    """(3, S, S) uint8 of a file, as an array."""
+    import numpy
     from PIL import Image
 
-    classes = {
-        "blip": hf.BlipForConditionalGeneration,
-        "git": hf.GitForCausalLM,
-        "vit-gpt2": hf.VisionEncoderDecoderModel,
-    }
-    model = classes[name].from_pretrained(folder).eval()
-    size = 384 if name == "blip" else 224
-    given = {"input_ids": torch.tensor([[101]])} if name == "git" else {}  # the others begin by themselves
+    side = SIDES[name]
+    with Image.open(photo) as image:
+        image.draft("RGB", (side, side))  # a large JPEG is decoded at a part of its size, as ours are
+        small = image.convert("RGB").resize((side, side), Image.Resampling.BICUBIC)
+    return numpy.asarray(small).transpose(2, 0, 1)
 
-    @torch.inference_mode()
-    def caption(photo: str) -> object:
-        with Image.open(photo) as image:
-            small = image.convert("RGB").resize((size, size), Image.Resampling.BICUBIC)
-        pixels = torch.frombuffer(bytearray(small.tobytes()), dtype=torch.uint8).view(size, size, 3)
+
+def say_by_peer(name: str, model: Any, pixels: Any, beams: int, words: int) -> Any:
+    """Tokens of pictures (B, 3, S, S) uint8, a tensor where the model is."""
+    import torch
+
+    given = {}
+    if name in GIVEN:
+        given["input_ids"] = torch.tensor(GIVEN[name], device=pixels.device).expand(len(pixels), -1)
+    with torch.inference_mode():
         return model.generate(
-            pixel_values=(pixels.permute(2, 0, 1)[None].float() / 255 - 0.5) / 0.5,
+            pixel_values=((pixels.float() / 255 - 0.5) / 0.5).to(model.dtype),
             num_beams=beams,
             min_new_tokens=words,
             max_new_tokens=words,
             **given,
         )
+
+
+def load_peer(name: str, folder: Path, beams: int, words: int) -> tuple[Callable[[str], object], int]:
+    """How to caption a photo, and how many weights that takes."""
+    import torch
+    import transformers as hf
+
+    classes = {
+        "blip": hf.BlipForConditionalGeneration,
+        "git": hf.GitForCausalLM,
+        "vit-gpt2": hf.VisionEncoderDecoderModel,
+        "florence": getattr(hf, "Florence2ForConditionalGeneration", None),
+    }
+    model = classes[name].from_pretrained(folder).eval()
+
+    def caption(photo: str) -> object:
+        pixels = torch.from_numpy(read_for_peer(name, photo).copy())
+        return say_by_peer(name, model, pixels[None], beams, words)
 
     return caption, sum(weight.numel() for weight in model.parameters())
 
@@ -137,6 +165,65 @@ def measure(
     }
 
 
+def measure_parts(
+    *, model: str, dtype: str, backend: str, photos: list[str], beams: int, words: int, repeat: int, threads: int
+) -> dict[str, Any]:
+    """Seconds of the start, and of a photo, part by part: medians over `repeat` times all photos.
+
+    What an exported captioner sees is encoded already; of others, the encoder is timed once more, alone.
+    """
+    start = time.perf_counter()
+    parts: dict[str, float] = {}
+    steps: dict[str, list[float]] = {}
+
+    def lap(name: str) -> None:
+        parts[name] = time.perf_counter() - start - sum(parts.values())
+
+    def timed(name: str, work: Callable[..., Any], *given: Any) -> Any:
+        started = time.perf_counter()
+        found = work(*given)
+        steps.setdefault(name, []).append(time.perf_counter() - started)
+        return found
+
+    if backend == "torch":
+        import torch
+
+        torch.set_num_threads(threads)
+    lap("torch")
+    from meshcap.captioner import Captioner
+    from meshcap.options import CaptionOptions
+
+    if backend == "torch":
+        import meshcap.backends.torch_backend
+    else:
+        import meshcap.backends.onnx_backend  # noqa: F401 - its time belongs here
+    lap("meshcap")
+    how: dict[str, Any] = {"dtype": dtype, "backend": backend, "threads": threads}
+    captioner = Captioner.from_pretrained(model, device="cpu", **how).optimize()
+    lap("weights")
+    options = CaptionOptions(beams=beams, max_words=words - 1, min_words=words - 1)  # the end is counted
+    captioner.caption(photos[0], options)
+    lap("first")
+
+    def encode(regions: Any) -> Any:
+        own: Any = captioner.backend
+        with torch.no_grad():
+            return own.prepared().model.encode(own._fitting(regions))
+
+    captions = []
+    for _ in range(repeat):
+        for photo in photos:
+            before = time.perf_counter()
+            regions = timed("vision", captioner.see, [timed("decode", captioner.read, photo)])
+            captions += timed("text", captioner.say, timed("search", captioner.search, regions, options), options)
+            steps.setdefault("photo", []).append(time.perf_counter() - before)
+            if backend == "torch":
+                timed("encoder", encode, regions)
+    found = {name: statistics.median(seconds) for name, seconds in steps.items()}
+    found["decoder"] = found.pop("search") - found.setdefault("encoder", 0.0)
+    return {**parts, **found, "captions": [one.words for one in captions[: len(photos)]]}
+
+
 def load_ours(
     model: str, dtype: str, backend: str, photos: list[str], beams: int, words: int | None, threads: int
 ) -> tuple[Callable[[str], Any], Callable[[], object]]:
@@ -176,7 +263,8 @@ if __name__ == "__main__":
         write_peer(sys.argv[2], Path(sys.argv[3]))
         sys.exit()
     try:
-        found = measure(**json.loads(sys.argv[1]))
+        job = json.loads(sys.argv[1])
+        found = measure_parts(**job) if job.pop("parts", False) else measure(**job)
     except MeshcapError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)

@@ -4,6 +4,7 @@ Each setting has a server of its own: "batched" captions the pictures of all cli
 two.
 
     python benchmarks/serve.py --clients 8 --soak 0
+    python benchmarks/serve.py --device cuda --requests 4000
 """
 
 from __future__ import annotations
@@ -36,10 +37,12 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "batched": (),
     "one at a time": ("--batch-size", "1", "--wait-ms", "0"),
 }
+CLIENTS = (1, 8, 64)  # of a CPU, whose answers to 256 would take a minute
 PICTURES = 64  # different ones, sent over and over
 SIZE = 480  # pixels of a side
 OPTIONS = ("", "?attention=true&n=3", "?strategy=greedy", "?strategy=sample&temperature=0.8")  # of a long run
 READINGS = 10  # of memory, over a long run
+FEW = (1, 2, 4, 8, 16, 32)  # clients that come first, so that batches of all sizes have been there: a GPU captures each
 PATIENCE = 120  # seconds for one answer
 
 
@@ -47,19 +50,26 @@ def bench_serve(
     model: str,
     options: Sequence[str] = (),
     *,
-    clients: Sequence[int] = (1, 8, 64),
+    clients: Sequence[int] = CLIENTS,
     requests: int = 400,
+    before: Sequence[int] = (),
     say: Callable[[str], None] = lambda line: None,
 ) -> list[Row]:
-    """A row for each setting and number of clients: the median answer, answers a second, tails and failures."""
+    """A row for each setting and number of clients: the median answer, answers a second, tails and failures.
+
+    Args:
+        before: numbers of clients that ask before time is taken, beside as many as will.
+    """
     pictures = scenes()
     rows = []
     for count in clients:
         for setting, own in SETTINGS.items():
             work = f"{count} client{'s' * (count > 1)}"
             say(f"{work}, {setting} …")
-            with running(model, (*options, *own)) as port:
-                drive(port, pictures, count, max(8, 2 * count))  # libraries set themselves up on first use
+            room = ("--queue", str(max(256, 2 * count)))  # a client asks again before its place is free
+            with running(model, (*options, *own, *room)) as port:
+                for some in (*(few for few in before if few < count), count):
+                    drive(port, pictures, some, max(8, 2 * some))  # libraries set themselves up on first use
                 start = time.perf_counter()
                 run = drive(port, pictures, count, max(requests, 4 * count))
                 rows.append(_row(work, setting, run, time.perf_counter() - start, memory(port)))
@@ -200,7 +210,8 @@ def failed(rows: Sequence[Row]) -> None:
 def _row(work: str, setting: str, run: Run, took: float, resident: float) -> Row:
     if not run.seconds:
         raise FailedError(f"no request was answered: {run.failures[0]}")
-    notes = {name: f"{percentile(run.seconds, part) * 1e3:,.0f} ms" for name, part in (("p95", 0.95), ("p99", 0.99))}
+    parts = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
+    notes = {name: f"{percentile(run.seconds, part) * 1e3:,.0f} ms" for name, part in parts}
     notes["failed"] = str(len(run.failures))
     if run.failures:
         notes["why"] = run.failures[0]
@@ -218,7 +229,9 @@ def command(
     model: common.Model = "default",
     clients: Annotated[
         list[int] | None,
-        typer.Option(min=1, help="Clients at once; may be given several times.", show_default="1, 8, 64"),
+        typer.Option(
+            min=1, help="Clients at once; may be given several times.", show_default="1, 8, 64, with a GPU also 256"
+        ),
     ] = None,
     requests: Annotated[int, typer.Option(min=1, help="Requests of each row.")] = 400,
     soak: Annotated[int, typer.Option(min=0, help="Requests of a long run that watches memory; 0: none.")] = 2000,
@@ -230,7 +243,8 @@ def command(
     """Time `meshcap serve`: clients at once, with and without captioning their pictures together; then a long run."""
     where = set_up(device, threads)
     options = ["--device", where.type, "--dtype", dtype, *([] if threads is None else ["--threads", str(threads)])]
-    rows = bench_serve(model, options, clients=clients or (1, 8, 64), requests=requests, say=progress)
+    many, before = ((*CLIENTS, 256), FEW) if where.type == "cuda" else (CLIENTS, ())
+    rows = bench_serve(model, options, clients=clients or many, requests=requests, before=before, say=progress)
     if soak:
         rows += bench_soak(model, options, requests=max(soak, 10), say=progress)
     report("Serving (time: the median answer)", rows, where, json)

@@ -37,7 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "decoding": {"errors", "kernels", "regions"},
     "options": {"errors", "decoding", "text"},
     "music": {"errors", "files"},
-    "vision": BASE | {"regions", "weights", "music"},
+    "vision": BASE | {"regions", "weights", "music", "kernels"},
     "data": BASE | {"regions", "text", "vision", "music"},
     "metrics": {"errors", "files", "kernels", "text", "music"},
     "calibration": BASE,

@@ -1,11 +1,11 @@
-"""The kernels for GPUs say what plain arithmetic says."""
+"""The kernels for GPUs, and attention on a CPU, say what plain arithmetic says."""
 
 import pytest
 import torch
 
-from meshcap.attention import additive_mask, attend_with_weights
+from meshcap.attention import additive_mask, attend, attend_with_weights
 from meshcap.decoding.choose import best_words
-from meshcap.kernels import can_decode_attention, decode_attention
+from meshcap.kernels import attend_by_products, can_attend_by_products, can_decode_attention, decode_attention
 
 devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 
@@ -88,3 +88,26 @@ def test_where_decode_attention_does_not_apply() -> None:
         assert not can_decode_attention(query.cpu(), query.cpu())
         assert not can_decode_attention(query[..., :48], query[..., :48])
         assert not can_decode_attention(query.repeat(1, 1, 30, 1), query)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("queries", "count"), [(1, 64), (5, 196), (197, 197)])
+def test_attention_by_products_against_plain_arithmetic(queries: int, count: int) -> None:
+    query = torch.randn(2, queries, 3, 16).bfloat16().transpose(1, 2)  # as heads are split
+    keys, values = torch.randn(2, 2, 3, count, 16).bfloat16()
+    assert can_attend_by_products(query, keys)
+    found = attend_by_products(query, keys, values)
+    expected, _ = attend_with_weights(query.float(), keys.float(), values.float())
+    torch.testing.assert_close(found.float(), expected, atol=0.03, rtol=0.03)
+    assert torch.equal(attend(query, keys, values), found)  # which takes it where it applies
+
+
+def test_where_attention_by_products_does_not_apply() -> None:
+    query = torch.zeros(1, 2, 5, 16, dtype=torch.bfloat16)
+    keys = torch.zeros(1, 2, 64, 16, dtype=torch.bfloat16)
+    assert not can_attend_by_products(query, keys)  # gradients are wanted
+    with torch.no_grad():
+        assert can_attend_by_products(query, keys)
+        assert not can_attend_by_products(query.float(), keys.float())
+        assert not can_attend_by_products(query, keys[:, :, :63])
+        assert not can_attend_by_products(query.to("meta"), keys.to("meta"))

@@ -128,12 +128,20 @@ def build_for(
             with torch.device("meta"):  # names and shapes alone
                 expected = make().state_dict()
             _expect_shapes(expected, path, shapes)
-            return make().to(dtype)  # before there are weights: they never exist in other numbers
+            return _of_dtype(make(), dtype)  # before there are weights: they never exist in other numbers
     except MeshcapError:
         raise
     except (RuntimeError, TypeError, ValueError, OverflowError, MemoryError, ZeroDivisionError) as error:
         reason = str(error).strip().partition("\n")[0][:200] or type(error).__name__
         raise MeshcapError(f"the settings beside {path} make no model ({reason})") from error
+
+
+def _of_dtype(module: Module, dtype: torch.dtype) -> Module:
+    """`module.to(dtype)` of a module whose weights are about to be read: they are made anew, because converting them
+    would touch each page of what was never written."""
+    weights = {id(one) for one in module.parameters() if one.is_floating_point()}
+    module._apply(lambda one: torch.empty_like(one, dtype=dtype) if id(one) in weights else one)
+    return module.to(dtype)  # buffers
 
 
 def _numbers_of(settings: Any, name: str = "") -> Iterator[tuple[str, int]]:

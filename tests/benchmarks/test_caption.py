@@ -83,9 +83,9 @@ def test_peers_can_be_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_peers_have_the_published_sizes(folder: Path) -> None:
     pytest.importorskip("transformers")
     sizes = {"pictures": 1, "beams": 2, "words": 3, "repeat": 1, "threads": 1}
-    rows = bench_caption(folder, dtypes=[], peers=["blip", "git", "vit-gpt2"], **sizes)
+    rows = bench_caption(folder, dtypes=[], peers=["blip", "git", "vit-gpt2", "florence"], **sizes)
     # In millions, tied weights counted once.
-    for row, millions in zip(rows, (224, 177, 239), strict=True):
+    for row, millions in zip(rows, (224, 177, 239, 231), strict=True):
         assert row.parameters / 1e6 == pytest.approx(millions, rel=0.02), row.name
         assert row.file > row.parameters * 3.9  # float32, as published
         assert row.folder is None
@@ -96,6 +96,21 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     for shown in ("2.50 s", "0.123 s", "0.200 s", "12.0/s", "450 MB", "30.6 M", "31.8 MB"):
         assert shown in out
+
+
+def test_where_the_time_goes(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the start and of a photo; of what is exported, the encoder is part of what sees."""
+    monkeypatch.setattr(bench, "EXAMPLES", folder.parent)
+    monkeypatch.setattr(bench, "draw_photos", lambda place, count: draw_photos(place, 2))  # of examples there are none
+    words = ["--model", folder, "--parts", "--repeat", 1, "--words", 5, "--dtype", "float32", "--threads", 1, "--json"]
+    code, out, _ = call(capsys, *words)
+    assert code == 0
+    row, onnx = json.loads(out)["rows"]
+    assert row["same"] == row["photos"] == 2
+    for name in ("torch", "meshcap", "weights", "first", "cold_start", "decode", "vision", "encoder", "text", "photo"):
+        assert row[name] > 0, name
+    if not onnx["missing"]:
+        assert onnx["same"] == 2 and onnx["encoder"] == 0 and onnx["photo"] > 0
 
 
 def test_mistakes(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

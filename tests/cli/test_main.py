@@ -146,6 +146,18 @@ def test_python_m_meshcap_is_the_command(capsys: pytest.CaptureFixture[str]) -> 
     assert (done.returncode, done.stdout) == (0, f"meshcap {meshcap.__version__}\n")
 
 
+def test_waiting_threads_sleep_soon(commands: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless somebody chose for how long they turn."""
+    commands.one = lambda: None
+    for given, expected in ((None, cli.SPINS), ("7", "7")):
+        monkeypatch.setenv("GOMP_SPINCOUNT", "")
+        monkeypatch.delenv("GOMP_SPINCOUNT")
+        if given is not None:
+            monkeypatch.setenv("GOMP_SPINCOUNT", given)
+        leave("one")
+        assert os.environ["GOMP_SPINCOUNT"] == expected
+
+
 def test_interrupt_is_code_130(commands: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     def one() -> None:
         raise KeyboardInterrupt

@@ -1,6 +1,8 @@
 """Shared options: what they accept, and what they set."""
 
+import gc
 import random
+from pathlib import Path
 
 import numpy
 import pytest
@@ -153,3 +155,11 @@ def test_no_seed_leaves_the_generators_alone() -> None:
     first = draw()
     options.apply("cpu", "auto", None, None)
     assert draw() != first
+
+
+def test_garbage_is_collected_after_loading(tmp_path: Path) -> None:
+    """It is not while a captioner is read, whether or not there is one."""
+    with pytest.raises(MeshcapError):
+        options.load_captioner(str(tmp_path), "cpu", "float32")
+    assert gc.isenabled()
+    gc.unfreeze()  # of the tests' process, which goes on

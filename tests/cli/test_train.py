@@ -153,7 +153,8 @@ OTHER = {
         "object_bonus": 0.47, "facts": True, "fact_penalty": 0.48, "fact_bonus": 0.49,
     },
     "run": {
-        "out": "o", "stages": ("scst",), "seed": 30, "precision": "bfloat16", "compile": False, "threads": 38,
+        "out": "o", "stages": ("scst",), "seed": 30, "precision": "bfloat16", "compile": False,
+        "compile_cache": "compiled", "threads": 38,
         "accumulate": 32, "validate_every": 33, "val_beams": 35, "checkpoint_every": 36, "patience": 37,
         "keep": "last", "track": ("none",),
     },

@@ -159,6 +159,18 @@ def test_round_trip(captioner, tmp_path: Path) -> None:
 
 
 @torch.no_grad()
+def test_loaded_in_half_precision(captioner, tmp_path: Path) -> None:
+    """Every weight, and what is not in the file, as if the whole model had been converted."""
+    captioner.save_pretrained(tmp_path)
+    found, expected = load_model(tmp_path, dtype=torch.bfloat16), load_model(tmp_path).to(torch.bfloat16)
+    for own, other in ((found.named_parameters(), expected), (found.named_buffers(), expected)):
+        for name, tensor in own:
+            one = other.get_parameter(name) if isinstance(tensor, nn.Parameter) else other.get_buffer(name)
+            assert tensor.dtype == one.dtype and torch.equal(tensor, one), name
+    assert torch.equal(found(PICTURES.to(dtype=torch.bfloat16), IDS), expected(PICTURES.to(dtype=torch.bfloat16), IDS))
+
+
+@torch.no_grad()
 @pytest.mark.parametrize(
     "settings",
     [

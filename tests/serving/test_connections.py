@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from meshcap.captioner import Captioner
+from meshcap.serving.app import listen
 from serving import small
 
 HEAD = b"POST /v1/caption HTTP/1.1\r\nHost: x\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n"
@@ -84,3 +85,11 @@ def test_one_connection_for_many_requests(port: int) -> None:
         answer = connection.getresponse()
         assert (answer.status, bool(answer.read())) == (status, True)
     connection.close()
+
+
+def test_no_answer_waits_for_the_client_to_confirm_its_first_half() -> None:
+    """Whoever connects gets a socket without Nagle's algorithm."""
+    with listen("127.0.0.1", 0) as server, socket.create_connection(server.getsockname()):
+        taken, _ = server.accept()
+        with taken:
+            assert taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

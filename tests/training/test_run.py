@@ -14,7 +14,7 @@ from meshcap import Captioner
 from meshcap import weights as storage
 from meshcap.data.dataset import Dataset, Sample
 from meshcap.training.checkpoint import latest
-from meshcap.training.folder import fingerprint
+from meshcap.training.folder import COMPILED, fingerprint, keep_compiled
 from meshcap.training.log import read_log
 from meshcap.training.run import Run, with_val
 from meshcap.training.tasks import CrossEntropy
@@ -157,6 +157,50 @@ def test_a_share_for_validation() -> None:
     assert {one.id for one in split.split("val")} <= {one.id for one in more.split("val")}
     named = Dataset("d", [sample("1"), sample("2", "val")])
     assert with_val(named, 0.5) is named
+
+
+@pytest.fixture
+def no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has chosen where torch keeps what it compiles; afterwards it is as it was."""
+    monkeypatch.setenv(COMPILED, "")
+    monkeypatch.delenv(COMPILED)
+
+
+def test_a_run_chooses_where_compiled_steps_are_kept(
+    data: Path, tmp_path: Path, no_place: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda work, **options: work)
+    kept = str(tmp_path / "kept")
+    assert tiny_data.call(tiny_data.train_words(data, tmp_path / "one", xe=1, compile_cache=kept)) == 0
+    assert COMPILED not in os.environ  # nothing is compiled
+    assert tiny_data.call(tiny_data.train_words(data, tmp_path / "two", xe=1, compile=True, compile_cache=kept)) == 0
+    assert os.environ[COMPILED] == kept
+
+
+def test_where_compiled_steps_are_kept(tmp_path: Path, no_place: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the user's cache, unless the environment or the setting says otherwise."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert keep_compiled(None) == tmp_path / "meshcap" / "compiled"
+    monkeypatch.delenv(COMPILED)
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    assert keep_compiled(None) == Path.home() / ".cache" / "meshcap" / "compiled"
+    monkeypatch.setenv(COMPILED, str(tmp_path / "theirs"))
+    assert keep_compiled(None) == tmp_path / "theirs"
+    assert keep_compiled("mine") == tmp_path / "mine" == Path(os.environ[COMPILED])
+
+
+@pytest.mark.slow
+def test_what_was_compiled_is_found_again(tmp_path: Path, no_place: None) -> None:
+    from torch._dynamo.utils import counters
+
+    keep_compiled(str(tmp_path / "kept"))
+    for expected in ("fxgraph_cache_miss", "fxgraph_cache_hit"):
+        torch._dynamo.reset()  # as in a new process
+        counters.clear()
+        assert torch.compile(lambda x: x.sin() + 1.25)(torch.zeros(3)).tolist() == [1.25] * 3
+        assert {name: count for name, count in counters["inductor"].items() if "fxgraph" in name} == {expected: 1}
+        assert any((tmp_path / "kept" / "fxgraph").rglob("*"))
 
 
 def test_fingerprints_tell_data_apart() -> None:

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from meshcap.kernels import can_decode_attention, decode_attention
+from meshcap.kernels import attend_by_products, can_attend_by_products, can_decode_attention, decode_attention
 
 # Captions and sets of regions are short, and for them the kernel that torch tries last is the fastest to train with:
 # forward and backward take two thirds of cuDNN's time and a third to two thirds of flash attention's (docs/LOG.md).
@@ -41,6 +41,8 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor | None =
         mask: additive, in the query's dtype, that broadcasts to (B, H, Q, N): 0 to look, -inf to look away.
         causal: a query sees the keys up to its own place (Q = N).
     """
+    if mask is None and not causal and can_attend_by_products(query, keys):
+        return attend_by_products(query, keys, values)
     if query.is_cuda and torch.is_grad_enabled():
         with sdpa_kernel(FOR_SHORT_SEQUENCES, set_priority=True):
             return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, is_causal=causal)

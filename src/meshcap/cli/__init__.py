@@ -47,12 +47,16 @@ COMMANDS: dict[str, str] = {
 
 HELP = "Captions for pictures, with the Meshed-Memory Transformer (M²) and its relatives."
 EXAMPLE = "Example: meshcap caption photo.jpg"
+SPINS = "2000"  # turns of a loop in which threads of OpenMP wait for each other before they sleep
 VALUES = {int: "N", float: "X", str: "TEXT", Path: "PATH"}  # how help names the value of an option
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and leave with its exit code. `arguments` are those after the program's name."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    # Read when torch is loaded. Its own number keeps waiting threads on the cores that those they wait for need, where
+    # other programs are busy too: a caption then takes up to ten times as long. Alone on a machine it is as fast.
+    os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
     try:
         sys.exit(run(words))
     except MeshcapError as error:

@@ -7,6 +7,7 @@ def caption(paths: list[Path], device: options.Device = "auto", **given: object)
 
 from __future__ import annotations
 
+import gc
 import inspect
 import warnings
 from collections.abc import Callable
@@ -114,14 +115,19 @@ def _flag(name: str) -> Any:
 
 def load_captioner(model: str, device: DeviceName, dtype: DtypeName, threads: int | None = None) -> Captioner:
     """A captioner for inference alone, on so many CPU threads."""
-    from meshcap.captioner import Captioner
+    gc.disable()  # nothing of what is imported and read becomes garbage: looking for it takes a tenth of the start
+    try:
+        from meshcap.captioner import Captioner
 
-    captioner = Captioner.from_pretrained(model, device=device, dtype=dtype, threads=threads)
-    if threads is not None and captioner.backend.name != "onnx":
-        import torch
+        captioner = Captioner.from_pretrained(model, device=device, dtype=dtype, threads=threads)
+        if threads is not None and captioner.backend.name != "onnx":
+            import torch
 
-        torch.set_num_threads(threads)
-    return captioner.optimize()
+            torch.set_num_threads(threads)
+        return captioner.optimize()
+    finally:
+        gc.freeze()  # nor later, when the process ends
+        gc.enable()
 
 
 def attach_memory(captioner: Captioner, memory: str | None, *, own: bool = False, unread: bool = False) -> None:

@@ -90,8 +90,8 @@ def train(
     scst. samples, max_length, search, temperature, top_k, xe_weight, objects, object_penalty, object_bonus,
     facts, fact_penalty, fact_bonus
 
-    run. out, stages, seed, precision, compile, threads, accumulate, validate_every, val_beams, checkpoint_every,
-    patience, keep, track
+    run. out, stages, seed, precision, compile, compile_cache, threads, accumulate, validate_every, val_beams,
+    checkpoint_every, patience, keep, track
     """
     from rich.console import Console
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from contextlib import nullcontext
 from typing import Literal, Protocol, overload
 
 import torch
@@ -306,10 +307,12 @@ def decode(
     else:
         run = DecodeRun(model, regions, strategy, rules, encoded)
     run.seed(getattr(strategy, "seed", 0))
-    run.begin()
     often = STEPS_BETWEEN_CHECKS if regions.features.is_cuda else 1
-    for step in range(1, rules.max_length + 1):
-        run.advance()
-        if stop_early and step % often == 0 and step < rules.max_length and run.search.over():
-            break
+    # What a step makes is read by the next alone: torch need not count who changes it. (Graphs have made it before.)
+    with nullcontext() if isinstance(run, CapturedRun) else torch.inference_mode():
+        run.begin()
+        for step in range(1, rules.max_length + 1):
+            run.advance()
+            if stop_early and step % often == 0 and step < rules.max_length and run.search.over():
+                break
     return run.best(n_best, regions, attention=attention)

@@ -360,7 +360,10 @@ class M2(CaptionModel):
         if mask is not None:
             state["regions_visible"] = mask
         for layer in range(self.config.decoder_layers):
-            state[f"region_keys.{layer}"], state[f"region_values.{layer}"] = self.decoder.sources(levels, layer)
+            keys, values = self.decoder.sources(levels, layer)
+            if not levels.is_cuda:  # read at every step: laid out once as products on a CPU are fastest
+                keys, values = keys.contiguous(), values.contiguous()
+            state[f"region_keys.{layer}"], state[f"region_values.{layer}"] = keys, values
         layers, keys = self.config.decoder_layers, state["region_keys.0"]
         state |= empty_history(keys, layers=layers, pictures=levels.shape[1], width=width, length=length)
         if levels.is_cuda:

@@ -30,7 +30,23 @@ DATA, LOG, LOCK = "data.json", "log.jsonl", ".lock"
 BEFORE_SCST = "before-scst"  # the model folder of what cross-entropy alone has taught
 
 # What may be changed when a run goes on; everything else is the run's own.
-CHANGEABLE = ("data.path", "run.out", "run.threads", "run.track")
+CHANGEABLE = ("data.path", "run.out", "run.threads", "run.track", "run.compile_cache")
+COMPILED = "TORCHINDUCTOR_CACHE_DIR"  # where torch looks for it, whenever it compiles
+
+
+def keep_compiled(folder: str | None) -> Path:
+    """Choose where torch keeps what it compiles, for later runs of the same shapes; returns the folder.
+
+    Args:
+        folder: None: the one of $TORCHINDUCTOR_CACHE_DIR, or else the user's cache. (Torch's own choice is below /tmp,
+            where nothing outlives a restart.)
+    """
+    if folder is None and not (folder := os.environ.get(COMPILED)):
+        home = os.environ.get("XDG_CACHE_HOME") or ""
+        base = Path(home) if os.path.isabs(home) else Path.home() / ".cache"
+        folder = str(base / "meshcap" / "compiled")
+    os.environ[COMPILED] = os.path.abspath(folder)
+    return Path(os.environ[COMPILED])
 
 
 def check_folder(folder: Path, *, resume: bool) -> None:

@@ -33,7 +33,7 @@ from meshcap.training.build import Parts, build
 from meshcap.training.captions import CaptionTable, Tokens, check_captions, check_coverage, tokenized
 from meshcap.training.checkpoint import Position, fill_weights, latest, restore_optimizer
 from meshcap.training.distributed import World
-from meshcap.training.folder import BEFORE_SCST, LOG, check_same_data, save_data
+from meshcap.training.folder import BEFORE_SCST, LOG, check_same_data, keep_compiled, save_data
 from meshcap.training.log import RunLog, Watch, read_log
 from meshcap.training.optimizer import Average, make_optimizer, named_others, named_weights
 from meshcap.training.pictures import (
@@ -104,6 +104,8 @@ class Run:
         settings = complete(settings, pictures=len(train), device=world.device)
         if settings.run.threads is not None:
             torch.set_num_threads(settings.run.threads)
+        if settings.run.compile:
+            keep_compiled(settings.run.compile_cache)
         batches = settings.xe.batch or 1, settings.scst.batch or 1
         if min(batches) < world.size * settings.run.accumulate:
             raise MeshcapError(

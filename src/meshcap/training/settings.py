@@ -197,6 +197,7 @@ class RunSettings(Record):
     seed: int = zero_or_more(0)
     precision: Literal["float32", "bfloat16"] | None = None
     compile: bool | None = None
+    compile_cache: str | None = None  # folder of what was compiled, for other runs; None: see `folder.keep_compiled`
     threads: int | None = more_than_zero()  # of the CPU; None: torch's choice
     accumulate: int = more_than_zero(1)  # parts a batch is computed in, where memory is short
     validate_every: int | None = more_than_zero()  # steps

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from meshcap.errors import MeshcapError
+from meshcap.kernels import attend_by_products, can_attend_by_products
 from meshcap.regions import Regions
 from meshcap.vision.backbone import Vision, grid_boxes
 from meshcap.vision.preprocess import Preprocess, preprocess_of
@@ -202,7 +203,8 @@ class Layer(nn.Module):
         batch, length, width = x.shape
         qkv = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, width // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, heads, N, d) each
-        attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, length, width)
+        attend = attend_by_products if can_attend_by_products(q, k) else F.scaled_dot_product_attention
+        attended = attend(q, k, v).transpose(1, 2).reshape(batch, length, width)
         x = x + self._scaled(self.out(attended), self.scale1)
         hidden = self.fc1(self.norm2(x))
         hidden = hidden * torch.sigmoid(1.702 * hidden) if self.activation == "quick_gelu" else F.gelu(hidden)
