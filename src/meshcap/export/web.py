@@ -128,6 +128,7 @@ def sentence_tables(vocabulary: Vocabulary) -> dict[str, Any]:
         "cased": english.CASED,
         "names": [" ".join(pair) for pair in sorted(english.NAMES)],
         "one_word": [" ".join(pair) for pair in sorted(english.ONE_WORD)],
+        "an": [word for word in vocabulary.words if english.with_article(word) == "an"],
         # Of these a full stop would be read as part of the word.
         "no_stop": sorted(one for one in written if english.full_stop(one, "ptb") == one),
     }

@@ -99,7 +99,8 @@ export class Language {
   }
 
   caption(one, calibration, required) {
-    const words = one.ids.slice(0, one.length).filter((id) => id !== this.settings.eos).map((id) => this.words[id]);
+    const said = one.ids.slice(0, one.length).filter((id) => id !== this.settings.eos).map((id) => this.words[id]);
+    const words = this.english ? said.map((word, at) => this.article(word, said[at + 1])) : said;
     const logProbs = one.logProbs.slice(0, one.length);
     const probability = meanProbability(one);
     const missing = required ? required - one.satisfied : 0;
@@ -118,13 +119,20 @@ export class Language {
     };
   }
 
+  // "a" and "an" as the next word takes them, and other words as they are.
+  article(word, next) {
+    if ((word !== "a" && word !== "an") || next === undefined) return word;
+    return this.lists.an.has(next) ? "an" : "a";
+  }
+
   // A caption that is trusted little ends before the first phrase that is not sure.
   shorten(caption, calibration) {
     if (!calibration || caption.confidence >= UNSURE || !caption.finished) return caption;
     const doubted = caption.words.findIndex(({ probability }, place) => place >= 2 && Math.log(probability) < DOUBTED);
     const starts = this.phraseStarts(caption.words.map(({ word }) => word));
     if (doubted < 0 || !starts.length) return caption;
-    const end = starts.filter((place) => place <= doubted).at(-1) || starts[0];
+    const last = starts.filter((place) => place <= doubted).at(-1) || starts[0];
+    const end = starts.indexOf(last - 1) > 0 ? last - 1 : last; // one word of a phrase: "with green eyes sitting"
     const words = caption.words.slice(0, end);
     const likely = words.reduce((sum, { probability }) => sum + Math.log(probability), 0) / end;
     const text = this.sentence(words.map(({ word }) => word), true);
