@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import struct
@@ -126,6 +127,11 @@ def test_searching_what_was_said(kept: Store) -> None:
         (Entry(("  ", "")), "empty caption"),
         (Entry(("x" * 3000,)), "too long"),
         (Entry(("x",), ("n",) * 101), "too many"),
+        (Entry(("a \ud800",)), "UTF-8"),  # JSON of a request may say so
+        (Entry(("x",), ("\udc80",)), "UTF-8"),
+        (Entry(("x",), source="\ud800.jpg"), "UTF-8"),
+        (Entry(("x",), time=math.nan), "time is nan"),
+        (Entry(("x",), time=1e300), "time is 1e"),
     ],
 )
 def test_entries_that_say_nothing_or_too_much(kept: Store, given: Entry, message: str) -> None:
@@ -417,6 +423,8 @@ SAID = b'{"captions": ["a"], "names": [], "source": null, "time": 1}'
         frame(SAID, row=2**63), frame(SAID, row=10**9), frame(SAID, id=2**64 - 1),
         *(frame(text, row=5) for text in (b"[]", b"null", b"{", b"[" * 9**5, b"9" * 5000, b"\xff", b'{"captions": 3}')),
         frame(SAID.replace(b'["a"]', b"[1]"), row=5), frame(SAID.replace(b'"time": 1', b'"time": "x"'), row=5),
+        frame(SAID.replace(b'["a"]', b'["\\ud800"]'), row=5),
+        frame(SAID.replace(b'"time": 1', b'"time": 1e400'), row=5),
         store.FRAME.pack(store.MARK, 0, 1, 1, 1, 1) * 1000,
     ],
     ids=lambda one: str(zlib.crc32(one)),
@@ -426,6 +434,8 @@ def test_frames_that_lie_are_lost_and_others_are_kept(tmp_path: Path, added: byt
     with open(file_of(tmp_path / "m", "entries"), "ab") as file:
         file.write(added)
     kept = FolderStore(tmp_path / "m")
+    for one in kept.entries():  # whatever is given can be shown
+        json.dumps(vars(one), ensure_ascii=False, allow_nan=False).encode()
     kept.check()
     assert len(kept) >= 19 and all(found[0].id in range(1, 21) for found in kept.nearest(vectors(3, seed=2), 2))
     (id,) = kept.add(vectors(1, seed=9), [Entry(("new",))])

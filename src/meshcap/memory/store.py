@@ -48,6 +48,7 @@ MOST_NUMBER, MOST_WIDTH = 1 << 48, 1 << 16  # of an id, a generation, a row; num
 MOST_LOST = 10_000  # rows beyond those that files have room for
 MOST_HOLES = 100_000  # marks in a log that are no frames: with more it is no log that was damaged by accident
 MOST_CAPTIONS, LONGEST = 100, 2000  # captions of an entry, and letters of one
+YEAR_10000 = 253_402_300_800.0  # in seconds since 1970
 END = struct.Struct("<QQQ")  # bytes of the log, rows, largest id
 PATIENCE = 30.0  # seconds that a writer waits for another
 NOT_INDEXED = 20_000  # rows outside of an index, or a tenth of those in it, that are worth making it again
@@ -69,12 +70,16 @@ class Entry:
         """Without spaces around texts.
 
         Raises:
-            MeshcapError: no caption, or too much text.
+            MeshcapError: no caption, too much text, text that UTF-8 cannot hold, a time that is none.
         """
         captions, names = _texts(self.captions, "captions"), _texts(self.names, "names")
         if not captions:
             raise MeshcapError("an empty caption was given: expected what to remember of the picture")
-        return replace(self, captions=captions, names=names, time=time.time() if self.time is None else self.time)
+        moment = time.time() if self.time is None else self.time
+        if not abs(moment) < YEAR_10000:
+            raise MeshcapError(f"the time is {moment}, expected seconds since 1970")
+        _expect_text(self.source or "", "the source", "surrogateescape")  # a path need not be UTF-8
+        return replace(self, captions=captions, names=names, time=moment)
 
 
 def _texts(given: Iterable[str], kind: str) -> tuple[str, ...]:
@@ -83,7 +88,17 @@ def _texts(given: Iterable[str], kind: str) -> tuple[str, ...]:
     texts = tuple(text for one in given if (text := " ".join(one.split())))
     if len(texts) > MOST_CAPTIONS or any(len(one) > LONGEST for one in texts):
         raise MeshcapError(f"{kind} are too many or too long: expected {MOST_CAPTIONS} of up to {LONGEST:,} letters")
+    for one in texts:
+        _expect_text(one, f"one of the {kind}")
     return texts
+
+
+def _expect_text(text: str, what: str, errors: str = "strict") -> None:
+    """What is no text could be stored, and no answer could hold it."""
+    try:
+        text.encode("utf-8", errors)
+    except UnicodeEncodeError:
+        raise MeshcapError(f"{what} is {text[:40]!a}, which UTF-8 cannot hold: expected text") from None
 
 
 @dataclass(frozen=True)
