@@ -1,8 +1,10 @@
 """The same job on a Ray cluster of this machine: the same captions, also where a worker is killed."""
 
+import contextlib
 import importlib.util
 import json
 import os
+import socket
 import sys
 import tarfile
 from pathlib import Path
@@ -120,6 +122,31 @@ def test_a_worker_is_killed(
     assert len([mark for mark in marks if mark.startswith("born")]) >= WORKERS + 1
 
 
+def test_a_cluster_of_this_machine_is_reached_from_nowhere_else(cluster: None) -> None:
+    """Ray asks nobody for a password: whoever reaches its ports can run code."""
+    import ray
+
+    assert [node["NodeManagerAddress"] for node in ray.nodes()] == ["127.0.0.1"]
+    mine = {os.getpid()}
+    for path in sorted(Path("/proc").glob("[0-9]*/stat"), key=lambda path: int(path.parent.name)):
+        with contextlib.suppress(OSError):  # gone since
+            if int(path.read_text().rpartition(")")[2].split()[1]) in mine:
+                mine.add(int(path.parent.name))
+    sockets = set()
+    for pid in mine:
+        for link in Path(f"/proc/{pid}/fd").glob("*"):
+            with contextlib.suppress(OSError):
+                sockets.add(os.readlink(link))
+    listening = []
+    for name in ("tcp", "tcp6"):
+        for line in Path("/proc/net", name).read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == "0A" and f"socket:[{inode}]" in sockets:
+                listening.append(local.partition(":")[0])
+    # 127.0.0.1 as the kernel writes it, alone and inside IPv6
+    assert listening and set(listening) <= {"0100007F", "0000000000000000FFFF00000100007F"}
+
+
 def test_what_a_worker_cannot_do_is_told_in_one_line(cluster: None, recipe: WorkerSettings, blocks: list) -> None:
     nowhere = WorkerSettings(**{**recipe.__dict__, "folder": "/nowhere"})
     with pytest.raises(MeshcapError, match="/nowhere is not there on a machine of the cluster") as told:
@@ -152,6 +179,16 @@ def test_captions_beside_shards(here: Path, monkeypatch: pytest.MonkeyPatch) -> 
     mine, theirs = ({path.name: path.read_bytes() for path in (here / name).iterdir()} for name in ("mine", "theirs"))
     assert sorted(mine) == ["photos.captions.errors.jsonl", "photos.captions.parquet", "s.captions.parquet"]
     assert mine == theirs
+
+
+def test_a_cluster_that_takes_connections_and_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_workers, "START_SECONDS", 5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        waiting = ray_workers.Cluster(address)
+        with pytest.raises(MeshcapError, match=f"no Ray cluster answers at {address} within 5 s"):
+            waiting.wait()
+        assert not waiting.child.is_alive()
 
 
 def test_nobody_answers() -> None:

@@ -17,6 +17,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,6 +37,7 @@ CLIENT_PORT = 10_001  # of ray://HOST
 CONNECT_SECONDS = 10  # seconds that a cluster may take to answer
 GONE_SECONDS = 10  # seconds without a head after which it is given up
 LOOK_SECONDS = 2.0  # without rows, after which it is looked for
+START_SECONDS = 150  # that a cluster may take until it works for us; Ray itself waits for 60, or for ever
 QUIET = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
 
 
@@ -92,6 +94,12 @@ def connect(address: str, *, cpus: int | None = None) -> None:
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage reports
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # what goes wrong comes back as an exception
+    if address == "local":
+        # Ray asks nobody for a password: who reaches its ports can run code. With this, on every system, it listens at
+        # 127.0.0.1, which it else takes for the address of this machine in its network.
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        if "ray" in sys.modules:  # which has read it
+            sys.modules["ray"]._private.ray_constants.ENABLE_RAY_CLUSTER = False
     try:
         import ray
         import ray.data
@@ -153,7 +161,7 @@ class Cluster:
         Raises:
             MeshcapError: nobody answers.
         """
-        self.head, gpu = self._receive()
+        self.head, gpu = self._receive(None if self.address == "local" else START_SECONDS)
         return bool(gpu)
 
     def caption(
@@ -173,10 +181,15 @@ class Cluster:
         finally:
             self.close()
 
-    def _receive(self) -> Any:
+    def _receive(self, most: float | None = None) -> Any:
+        """What the child sends next, which may take `most` seconds."""
+        start = time.monotonic()
         missed: float | None = None  # since when the head does not answer
         try:
             while not self.rows.poll(LOOK_SECONDS):
+                if most is not None and time.monotonic() - start > most:
+                    self.close()
+                    raise FailedError(f"no Ray cluster answers at {self.address} within {most:g} s: see `ray status`")
                 if ":" not in self.head:
                     continue
                 try:
@@ -202,6 +215,7 @@ def _drive(there: Connection, address: str, cpus: int | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 2)  # what Ray's libraries say at their end; exceptions go to the parent
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         connect(address, cpus=cpus)
         import ray
@@ -209,14 +223,6 @@ def _drive(there: Connection, address: str, cpus: int | None) -> None:
         head = address if address.startswith("ray://") else ray.get_runtime_context().gcs_address
         there.send((head, has_gpu()))
         settings, blocks, workers = there.recv()
-
-        def watch() -> None:
-            try:
-                there.recv()
-            except (EOFError, OSError):  # the parent is gone
-                os.kill(os.getpid(), signal.SIGTERM)
-
-        threading.Thread(target=watch, daemon=True).start()
         for one in caption_blocks_with_ray(settings, blocks, workers=workers):
             there.send(one)
         there.send(None)
@@ -226,6 +232,16 @@ def _drive(there: Connection, address: str, cpus: int | None) -> None:
         there.send(type(error)(str(error)))
     except Exception as error:
         there.send(FailedError(f"the Ray cluster gave up: {_reason(error)}"))
+
+
+def _end_with_parent() -> None:
+    """End this process soon after the one that started it, also while Ray is connecting."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(GONE_SECONDS)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def has_gpu() -> bool:
