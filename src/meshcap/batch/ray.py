@@ -95,8 +95,8 @@ def connect(address: str, *, cpus: int | None = None) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage reports
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # what goes wrong comes back as an exception
     if address == "local":
-        # Ray asks nobody for a password: who reaches its ports can run code. With this, on every system, it listens at
-        # 127.0.0.1, which it else takes for the address of this machine in its network.
+        # Who reaches the ports of Ray can run code, and not every version asks for a token. With this, on every system,
+        # it listens at 127.0.0.1, which it else takes for the address of this machine in its network.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         if "ray" in sys.modules:  # which has read it
             sys.modules["ray"]._private.ray_constants.ENABLE_RAY_CLUSTER = False
@@ -116,7 +116,21 @@ def connect(address: str, *, cpus: int | None = None) -> None:
         else:
             ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, ValueError, RuntimeError) as error:
+        if _asks_for_token(error):
+            raise FailedError(
+                f"the Ray cluster at {address} asks for a token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN where "
+                "~/.ray/auth_token is not its own"
+            ) from error
         raise FailedError(f"no Ray cluster answers at {address}: {str(error).splitlines()[0]}") from error
+
+
+def _asks_for_token(error: BaseException | None) -> bool:
+    """Whether this, or what it comes from, is a cluster that was started where there is a token."""
+    while error is not None:
+        if "AuthenticationError" in f"{type(error).__name__} {error}":
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _check_reachable(address: str, seconds: float = CONNECT_SECONDS) -> None:
