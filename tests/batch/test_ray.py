@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from batch.seeing import captioner, draw
+from benchmarks import campaign
 from meshcap import MeshcapError
 from meshcap.batch import ray as ray_workers
 from meshcap.batch.inputs import Picture, list_pictures
@@ -123,7 +124,7 @@ def test_a_worker_is_killed(
 
 
 def test_a_cluster_of_this_machine_is_reached_from_nowhere_else(cluster: None) -> None:
-    """Ray asks nobody for a password: whoever reaches its ports can run code."""
+    """Whoever reaches the ports of Ray can run code, and not every version asks for a token."""
     import ray
 
     assert [node["NodeManagerAddress"] for node in ray.nodes()] == ["127.0.0.1"]
@@ -189,6 +190,23 @@ def test_a_cluster_that_takes_connections_and_says_nothing(monkeypatch: pytest.M
         with pytest.raises(MeshcapError, match=f"no Ray cluster answers at {address} within 5 s"):
             waiting.wait()
         assert not waiting.child.is_alive()
+
+
+def test_a_cluster_that_asks_for_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Ray's `start` makes one where a local cluster ran before, whose token it finds."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    for name, value in campaign.QUIET.items():
+        monkeypatch.setenv(name, value)
+    with campaign.ray_head(int(address.partition(":")[2]), tmp_path):
+        knowing = ray_workers.Cluster(address)
+        assert knowing.wait() is False
+        knowing.close()
+        monkeypatch.delenv("RAY_AUTH_MODE")
+        stranger = ray_workers.Cluster(address)
+        with pytest.raises(MeshcapError, match=f"the Ray cluster at {address} asks for a token: set RAY_AUTH_MODE"):
+            stranger.wait()
+        stranger.close()
 
 
 def test_nobody_answers() -> None:
