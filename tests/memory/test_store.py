@@ -325,6 +325,28 @@ def _add_many(folder: str, seed: int) -> None:
         kept.add(vectors(2, seed * 100 + n), [Entry((f"writer {seed} number {n}",))] * 2)
 
 
+def test_a_torn_end_as_long_as_the_next_entry_hides_none(tmp_path: Path) -> None:
+    """The log is then as long as before; who takes it for unchanged writes over what was acknowledged."""
+    kept = filled(tmp_path / "m")
+    log, before = file_of(tmp_path / "m", "entries"), file_of(tmp_path / "m", "entries").stat().st_size
+    kept.add(vectors(1, seed=3), [Entry(("new a",), time=1.5)])
+    length = log.stat().st_size - before
+    with open(log, "ab") as file:
+        file.write(bytes(length))
+    mine, other = FolderStore(tmp_path / "m"), FolderStore(tmp_path / "m")
+    os.utime(log, ns=(0, 0))
+    assert (len(mine), len(other)) == (21, 21)
+    written = [mine.add(vectors(1, seed=4), [Entry(("new b",), time=1.5)])]
+    assert log.stat().st_size == before + 2 * length
+    os.utime(log, ns=(0, 0))  # within the time that a file system tells apart
+    assert mine.find("new b") and len(mine) == 22
+    written += [other.add(vectors(1, seed=5), [Entry(("new c",), time=1.5)])]
+    written += [mine.add(vectors(1, seed=6), [Entry(("new d",), time=1.5)])]
+    there = FolderStore(tmp_path / "m")
+    assert [one.captions for one in there.find("new")] == [("new d",), ("new c",), ("new b",), ("new a",)]
+    assert len({id for (id,) in written}) == 3 and there.check() == []
+
+
 def test_writers_take_turns(tmp_path: Path) -> None:
     kept = FolderStore.create(tmp_path / "m", vision="v", width=WIDTH)
     threads = [threading.Thread(target=_add_many, args=(str(kept.folder), seed)) for seed in range(3)]

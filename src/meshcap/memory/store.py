@@ -280,6 +280,7 @@ class _Snapshot(NamedTuple):
     settings: StoreSettings
     seen: tuple[Any, ...]  # identities of store.json and of the index
     size: int  # of the log, as far as it was read
+    touched: int  # when the log was written to, in nanoseconds
     end: int  # of its last whole frame
     log: mmap.mmap | None
     offsets: np.ndarray  # (rows,) of frames; -1: damaged
@@ -397,13 +398,21 @@ class FolderStore(Store):
         what = f"{lost:,} of its entries {'is' if lost == 1 else 'are'} lost" if lost else "none of its entries is lost"
         return [f"the memory {self.folder} is damaged: {what}, {len(self):,} are kept"]
 
-    def _refresh(self) -> _Snapshot:
-        """What is there now: entries that were added since, another generation, or another index."""
+    def _refresh(self, *, sure: bool = False) -> _Snapshot:
+        """What is there now: entries that were added since, another generation, or another index.
+
+        Args:
+            sure: whoever is about to write, or has written, reads an end that was no frame again: a new frame may have
+                taken its place that is as long, within the time that a file system tells apart.
+        """
         with self._lock:
-            if self._seen(self._now.settings) != self._now.seen:
+            now = self._now
+            if self._seen(now.settings) != now.seen:
                 self._now = self._open()
-            elif _size(self._path("entries")) != self._now.size:
-                self._now = self._extend(self._now)
+            else:
+                size, touched = _state(self._path("entries"))
+                if size != now.size or (now.end < size and (sure or touched != now.touched)):
+                    self._now = self._extend(now)
             return self._now
 
     def _open(self) -> _Snapshot:
@@ -417,7 +426,7 @@ class FolderStore(Store):
                     index = UsearchIndex(path, settings.width)
             nothing = np.empty(0, np.int64), np.empty((0, settings.width), np.int8), np.empty(0, np.float32)
             try:
-                now = self._extend(_Snapshot(settings, seen, 0, 0, None, *nothing, 0, 0, (0, 0, 0), index))
+                now = self._extend(_Snapshot(settings, seen, 0, 0, 0, None, *nothing, 0, 0, (0, 0, 0), index))
             except FileNotFoundError:
                 continue  # forgotten in the meantime
             if self._seen(StoreSettings.read(self.folder)) == seen:
@@ -437,11 +446,11 @@ class FolderStore(Store):
         generation, width = now.settings.generation, now.settings.width
         written = _read_end(self._path("end", generation))  # before the log, which may grow in the meantime
         path = self._path("entries", generation)
-        size = _size(path)
+        size, touched = _state(path)
         if size < now.size:  # a torn end was cut off, or the file is being damaged: from the beginning
             nothing = np.empty(0, np.int64), np.empty((0, width), np.int8), np.empty(0, np.float32)
             now = now._replace(end=0, offsets=nothing[0], vectors=nothing[1], norms=nothing[2], last_id=0, skipped=0)
-        now = now._replace(size=size, written=written)
+        now = now._replace(size=size, touched=touched, written=written)
         if size <= now.end:
             return now
         try:
@@ -507,7 +516,7 @@ class FolderStore(Store):
         if not checked:
             return []
         with self._lock, _writing(self.folder):
-            now = self._refresh()
+            now = self._refresh(sure=True)
             first = max(now.rows, now.written[1])
             next_id = max(now.last_id + 1, now.written[2] + 1, now.settings.next_id)
             ids = list(range(next_id, next_id + len(checked)))
@@ -521,14 +530,14 @@ class FolderStore(Store):
                 _flush_folder(self.folder)
             # Only a hint, for telling what is lost: not worth waiting for the disk.
             _write_end(self._path("end"), now.end + len(frames), first + len(checked), ids[-1])
-            self._refresh()
+            self._refresh(sure=True)
         return ids
 
     def forget(self, ids: Collection[int]) -> int:
         """Remove entries and every byte of them; returns how many there were. What was damaged goes as well."""
         unwanted = set(ids)
         with self._lock, _writing(self.folder):
-            now = self._refresh()
+            now = self._refresh(sure=True)
             kept, gone = [], 0
             for row in np.flatnonzero(now.offsets >= 0).tolist():
                 entry, checksum = self._read(now, row)
@@ -720,10 +729,16 @@ def _taken(path: Path) -> int:
 
 
 def _size(path: Path) -> int:
+    return _state(path)[0]
+
+
+def _state(path: Path) -> tuple[int, int]:
+    """The size of a file, and when it was written to."""
     try:
-        return path.stat().st_size
+        found = path.stat()
     except OSError:
-        return 0
+        return 0, 0
+    return found.st_size, found.st_mtime_ns
 
 
 def _flush_folder(folder: Path) -> None:
