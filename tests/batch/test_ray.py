@@ -5,8 +5,10 @@ import importlib.util
 import json
 import os
 import socket
+import subprocess
 import sys
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
@@ -190,6 +192,33 @@ def test_a_cluster_that_takes_connections_and_says_nothing(monkeypatch: pytest.M
         with pytest.raises(MeshcapError, match=f"no Ray cluster answers at {address} within 5 s"):
             waiting.wait()
         assert not waiting.child.is_alive()
+
+
+def test_the_child_ends_with_its_parent_also_while_connecting() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        script = f"import time; from meshcap.batch.ray import Cluster; one = Cluster('{address}')"
+        script += "; print(one.child.pid, flush=True); time.sleep(600)"
+        words, own = [sys.executable, "-c", script], {**os.environ, **campaign.QUIET}
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=own) as parent:
+            assert parent.stdout is not None
+            child = int(parent.stdout.readline())
+            lines = [silent.accept()[0] for _ in range(2)]  # who looks whether it is there, and Ray itself
+            assert alive(child)
+            parent.kill()
+        until = time.monotonic() + 60
+        while alive(child) and time.monotonic() < until:
+            time.sleep(0.1)
+        assert not alive(child)
+        for line in lines:
+            line.close()
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_a_cluster_that_asks_for_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
