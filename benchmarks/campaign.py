@@ -1436,7 +1436,7 @@ def disk(found: Round, count: int, seed: int, here: Path) -> None:
 
 
 def ray(found: Round, count: int, seed: int, here: Path) -> None:
-    """Workers of a Ray cluster of this machine, killed while they caption."""
+    """Workers of a Ray cluster of this machine, killed while they caption; each fifth time, what starts them."""
     common = ray_job(found, here)
     dice = random.Random(seed)
     for number in range(count if common else 0):
@@ -1445,13 +1445,16 @@ def ray(found: Round, count: int, seed: int, here: Path) -> None:
             process = begun(words, here, f"ray{number}.jsonl")
             time.sleep(dice.uniform(0, 0.3))
             for pid, name in descendants(process.pid):
-                if name.startswith("ray::") and "IDLE" not in name:
+                worker = name.startswith("ray::") and "IDLE" not in name and "Agent" not in name
+                if worker if number % 5 else "/raylet/raylet" in name.split(" ")[0]:
                     with contextlib.suppress(OSError):
                         os.kill(pid, signal.SIGKILL)
                         found.kills += 1
                     break
-            process.communicate()
+            errors = process.communicate()[1]
             if process.returncode:
+                lines = [line for line in errors.splitlines() if "error" in line]
+                found.expect(len(lines) == 1 and "Traceback" not in errors, f"not one line: {errors[-300:]}")
                 found.expect(run(words, here).returncode == 0, "the same call did not go on")
             same = (here / f"ray{number}.jsonl").read_bytes() == (here / "alone.jsonl").read_bytes()
             found.expect(same, "another table with Ray")

@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -219,6 +220,19 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_the_node_dies_and_the_head_does_not(here: Path) -> None:
+    """As where memory runs out: Ray waits for ever then."""
+    words = ["batch", "photos", "--model", "model", "--device", "cpu", "--batch-size", "1", "--out", "gone.jsonl"]
+    process = campaign.begun([*words, "--ray", "local", "--workers", "1"], here, "gone.jsonl")
+    (raylet,) = [pid for pid, name in campaign.descendants(process.pid) if "/raylet/raylet" in name.split(" ")[0]]
+    os.kill(raylet, signal.SIGKILL)
+    try:
+        errors = process.communicate(timeout=100)[1]
+    finally:
+        process.kill()
+    assert process.returncode == 1 and "error: the Ray cluster at local is gone" in errors and "Traceback" not in errors
 
 
 def test_a_cluster_that_asks_for_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -237,6 +237,7 @@ def _drive(there: Connection, address: str, cpus: int | None) -> None:
         head = address if address.startswith("ray://") else ray.get_runtime_context().gcs_address
         there.send((head, has_gpu()))
         settings, blocks, workers = there.recv()
+        threading.Thread(target=_end_with_node, daemon=True).start()
         for one in caption_blocks_with_ray(settings, blocks, workers=workers):
             there.send(one)
         there.send(None)
@@ -253,6 +254,26 @@ def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
+    _end()
+
+
+def _end_with_node() -> None:
+    """End this process when the node that it speaks to is dead and the head is not: Ray would wait for ever."""
+    import ray
+
+    own = ray.get_runtime_context().get_node_id()
+    while True:
+        time.sleep(LOOK_SECONDS)
+        try:
+            alive = {node["NodeID"]: node["Alive"] for node in ray.nodes()}
+        except Exception:  # of the head, which the parent looks for
+            continue
+        if not alive.get(own, True):
+            _end()
+
+
+def _end() -> None:
+    """Let Ray end what it started, for a while."""
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GONE_SECONDS)
     os.kill(os.getpid(), signal.SIGKILL)
