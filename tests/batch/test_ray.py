@@ -223,14 +223,17 @@ def alive(pid: int) -> bool:
 
 
 def test_the_node_dies_and_the_head_does_not(here: Path) -> None:
-    """As where memory runs out: Ray waits for ever then."""
+    """The node ends with its agent. Ray waits for ever then."""
     words = ["batch", "photos", "--model", "model", "--device", "cpu", "--batch-size", "1", "--out", "gone.jsonl"]
     process = campaign.begun([*words, "--ray", "local", "--workers", "1"], here, "gone.jsonl")
-    (raylet,) = [pid for pid, name in campaign.descendants(process.pid) if "/raylet/raylet" in name.split(" ")[0]]
-    os.kill(raylet, signal.SIGKILL)
+    below = campaign.descendants(process.pid)
+    (agent,) = [pid for pid, name in below if name.startswith("ray::RuntimeEnvAgent")]
+    os.kill(agent, signal.SIGKILL)
     try:
-        errors = process.communicate(timeout=100)[1]
+        errors = process.communicate(timeout=90)[1]
     finally:
+        for pid, _ in campaign.descendants(process.pid):
+            os.kill(pid, signal.SIGKILL)
         process.kill()
     assert process.returncode == 1 and "error: the Ray cluster at local is gone" in errors and "Traceback" not in errors
 
