@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import gzip
+import hashlib
 import http.client
 import importlib
 import io
@@ -22,6 +24,7 @@ import os
 import random
 import re
 import resource
+import secrets
 import shutil
 import signal
 import socket
@@ -36,8 +39,10 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import unquote_to_bytes
 
 import numpy as np
 import typer
@@ -57,9 +62,18 @@ from meshcap.vision.pictures import read_picture
 
 HANG = 10.0  # seconds
 PROMISED = 600  # MB above the model for one picture
-ROUNDS = ("pictures", "scores", "folders", "archives", "memories", "schema", "programs", "slow", "load", "stops",
-          "batch", "trainer", "disk", "ray", "head")  # fmt: skip
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "WANDB_MODE": "offline", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2"}
+ROUNDS = ("pictures", "scores", "folders", "archives", "memories", "gallery", "web", "schema", "programs",
+          "corrections", "slow", "load", "stops", "batch", "trainer", "disk", "ray", "head")  # fmt: skip
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "WANDB_MODE": "offline",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "2",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray's 127.0.0.1 is this machine alone
+    # Else a cluster asks for the token that another left in ~/.ray, and who comes by address does not give it.
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),
+}
 
 
 @dataclass
@@ -527,6 +541,288 @@ def archives(found: Round, tries: int, seed: int, here: Path) -> None:
     found.memory = memory()
 
 
+# Pages: the gallery of batch, the page of export.
+
+EVIL = (
+    "</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>", "\"'><svg/onload=alert(1)>", "<!--", "]]>",
+    "javascript:alert(1)", "&lt;b&gt;&#60;", "${alert(1)}", "`", "\\u003c/script>", "\u2028\u2029", "\u202egnp",
+    "#p1",    "?a=%3Cb%3E", "%00", "--", "=1+1", "\ufeff", "\U0001f415", "{{7*7}}", "data:text/html,<script>", "a\nb",
+    "\x1b[31m", "\x7f", "<title>", "<base href=//x>",
+)  # fmt: skip
+
+
+class Page(HTMLParser):
+    """What a browser would find in a page: its elements, its text, its scripts."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.text, self.scripts = "", [""]
+        self.inside = ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        self.inside = tag
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "script":
+            self.scripts.append("")
+        self.inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self.inside == "script":
+            self.scripts[-1] += data
+        else:
+            self.text += data
+
+    def of(self, tag: str) -> list[dict[str, str | None]]:
+        return [given for name, given in self.found if name == tag]
+
+
+def check_gallery(found: Round, what: str, path: Path, count: int) -> None:
+    """A page of so many pictures, in which nothing runs but its own script, and nothing comes from elsewhere."""
+    content = path.read_bytes()
+    page = Page(content.decode("utf-8"))
+    known = (
+        "html head meta title style body header h1 input output nav b a main ul figure figcaption span img small script"
+    )
+    strange = sorted({tag for tag, _ in page.found} - set(known.split()))
+    found.expect(not strange, f"{what}: the page has {strange[:3]}")
+    given = {name for _, some in page.found for name in some}
+    found.expect(not any(name.startswith("on") for name in given), f"{what}: {sorted(given)}")
+    policy = next((one["content"] or "" for one in page.of("meta") if one.get("http-equiv")), "")
+    own = base64.b64encode(hashlib.sha256(page.scripts[1].encode()).digest()).decode()
+    right = f"script-src 'sha256-{own}'" in policy and policy.startswith("default-src 'none'")
+    found.expect(len(page.of("script")) == 2 and right, f"{what}: {len(page.of('script'))} scripts, {policy}")
+    found.expect(len(page.of("figure")) == count, f"{what}: {len(page.of('figure'))} pictures, expected {count}")
+    links = [link["href"] or "" for link in page.of("a")] + [other for other, *_ in json.loads(page.scripts[0])]
+    for place in links:
+        found.expect(re.match(r"[^/?#]*:|//", place) is None, f"{what}: a link to {place[:60]}")
+        there = os.fsdecode(unquote_to_bytes(place))
+        found.expect((path.parent / there).exists(), f"{what}: a link to nothing, {place[:60]}")
+    own_pictures = all((one["src"] or "").startswith("data:image/") for one in page.of("img"))
+    found.expect(own_pictures, f"{what}: a picture from elsewhere")
+
+
+def gallery(found: Round, tries: int, seed: int, here: Path) -> None:
+    """`batch --gallery` on hostile names and links, with a model whose words are HTML; and pages of random captions."""
+    import tarfile
+
+    from meshcap.batch import gallery as rooms
+    from meshcap.batch.inputs import Picture
+
+    dice, good = random.Random(seed), good_pictures()[0]
+    photos, secret = here / "photos", here / "secret.txt"
+    photos.mkdir()
+    secret.write_text("a secret of somebody's")
+    names = [f"{one.replace('/', '_')}.jpg" for one in EVIL]
+    for name in names:
+        (photos / name).write_bytes(good)
+    with open(os.fsencode(photos) + b"/\xff\xed\xa0\x80.jpg", "wb") as file:
+        file.write(good)
+    (photos / "link.jpg").symlink_to(secret)
+    (photos / "good link.jpg").symlink_to(photos / names[1])
+    (photos / "loop.jpg").symlink_to(photos / "loop.jpg")
+    (photos / "nothing.jpg").symlink_to(here / "nothing")
+    (photos / "device.jpg").symlink_to("/dev/zero")
+    os.mkfifo(photos / "pipe.jpg")
+    with tarfile.open(here / "shard.tar", "w") as tar:
+        for number, name in enumerate((*EVIL, "../../up", "/top", "a\udcff", "x" * 3000)):
+            info = tarfile.TarInfo(f"{name}{number}.jpg")
+            info.size = len(good)
+            tar.addfile(info, io.BytesIO(good))
+    model = make_model(here)
+    vocabulary = json.loads((model / "vocabulary.json").read_text())
+    words = vocabulary["model"]["vocab"]
+    ordinary = [word for word in words if not word.startswith("<")]
+    renamed = {word: EVIL[at] for at, word in enumerate(ordinary)}
+    vocabulary["model"]["vocab"] = {renamed.get(word, word): id for word, id in words.items()}
+    (model / "vocabulary.json").write_text(json.dumps(vocabulary))
+    place = here / "pages"
+    place.mkdir()
+    for name in ("page.html", "a#b?c%20.html", "<b>'\".html", "javascript:alert(1).html"):
+        with found.trying(f"batch --gallery {name}", hang=120):
+            table = here / "captions.jsonl"
+            given = ["batch", str(photos), str(here / "shard.tar"), "--model", str(model), "--device", "cpu",
+                     "--max-words", "9", "--restart", "--out", str(table), "--gallery", str(place / name)]  # fmt: skip
+            done = run(given, here)
+            errors = [line for line in done.stderr.splitlines() if line.startswith("error")]
+            tidy = done.returncode in (0, 1) and "Traceback" not in done.stderr
+            found.expect(tidy, f"--gallery {name}: {done.returncode} {done.stderr[-200:]}")
+            rows = table.read_bytes().count(b"\n") if table.exists() else -1
+            found.expect(rows >= 2 * len(EVIL) and bool(errors), f"--gallery {name}: {rows} rows, {len(errors)} errors")
+            check_gallery(found, name, place / name, rows)
+            found.expect(b"a secret of" not in (place / name).read_bytes(), f"{name}: the secret is in the page")
+    usual, rooms.EACH, several = rooms.EACH, 3, 0
+    try:
+        for number in range(max(40, tries // 100)):
+            with found.trying(f"pages {number} of seed {seed}"):
+
+                def text(most: int = 4) -> str:
+                    kinds = (*EVIL, "\udcff", chr(dice.randrange(1, 0xD800)))
+                    return "".join(dice.choices(kinds, k=dice.randrange(1, most)))
+
+                own = f"{text(3).replace('/', '_')}{chr(0xDCFF) * (number % 4 == 0)}.html"
+                cards = []
+                for at in range(dice.randrange(8)):
+                    row = {"caption": text(), "tags": [{"name": text()}], "alternatives": [{"caption": text()}]}
+                    path = photos / f"{text(3).replace('/', '_')}{at}.jpg"
+                    if dice.random() < 0.7:
+                        path.write_bytes(good if dice.random() < 0.5 else broken(good, [good], dice))
+                    there = path if path.exists() else photos / names[0]
+                    cards.append((Picture(str(there)), {"path": str(there), "confidence": 0.5, **row}))
+                rooms.write_gallery(place / own, cards)
+                if len(cards) > 3:
+                    several += 1
+                for page in range(max(1, -(-len(cards) // 3))):
+                    one = place / own if page == 0 else (place / own).with_name(f"{(place / own).stem}-{page + 1}.html")
+                    check_gallery(found, ascii(own), one, len(cards[3 * page : 3 * page + 3]))
+    finally:
+        rooms.EACH = usual
+    found.expect(several > 5, f"{several} galleries of several pages")
+    found.memory = memory()
+
+
+def web(found: Round, tries: int, seed: int, here: Path) -> None:
+    """`export --format web` of models with hostile words and names, with hostile copies of the runtime."""
+    import tarfile
+
+    try:
+        importlib.import_module("onnxscript")
+    except ImportError:
+        found.note = "onnxscript is not installed: pip install 'meshcap[export]'"
+        return
+    from meshcap.export import web as room
+
+    dice, secret = random.Random(seed), here / "secret"
+    secret.write_bytes(b"a secret of somebody's")
+    files = {
+        "ort.wasm.min.mjs": b"import('ort-wasm-simd-threaded.mjs')", "ort-wasm-simd-threaded.mjs": b"glue",
+        "ort-wasm-simd-threaded.wasm": b"wasm", "ort.webgpu.min.mjs": b"import('ort-wasm-simd-threaded.asyncify.mjs')",
+        "ort-wasm-simd-threaded.asyncify.mjs": b"glue", "ort-wasm-simd-threaded.asyncify.wasm": b"wasm",
+    }  # fmt: skip
+
+    def packed(change: Callable[[Any, str, bytes], None] | None = None) -> bytes:
+        file = io.BytesIO()
+        with tarfile.open(fileobj=file, mode="w:gz") as archive:
+            for name, content in files.items():
+                info = tarfile.TarInfo(f"package/dist/{name}")
+                info.size = len(content)
+                archive.addfile(info, io.BytesIO(content))
+                if change is not None:
+                    change(archive, name, content)
+        return file.getvalue()
+
+    def linked(archive: Any, name: str, content: bytes) -> None:
+        for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE):
+            info = tarfile.TarInfo(f"package/dist/{name}")
+            info.type, info.linkname = kind, str(secret)
+            archive.addfile(info)
+
+    def escaping(archive: Any, name: str, content: bytes) -> None:
+        for path in (
+            f"../{name}",
+            f"package/dist/../../../{name}",
+            f"/{name}",
+            f"package/dist/{name}/../../x",
+            "a/" * 900,
+        ):
+            info = tarfile.TarInfo(path)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+
+    def bomb(archive: Any, name: str, content: bytes) -> None:
+        for number in range(2):  # 1.2 GB, in a few MB
+            info = tarfile.TarInfo(f"package/dist/ort-wasm-simd-threaded.{zlib.crc32(name.encode())}{number}.wasm")
+            info.size = 100_000_000
+            archive.addfile(info, Zeros(info.size))
+
+    good = packed()
+    plain = gzip.decompress(good)
+    archives = {
+        "links": packed(linked),
+        "escapes": packed(escaping),
+        "a bomb": packed(bomb),
+        "none": b"",
+        "x": b"x" * 999,
+    }
+    for number in range(max(60, tries // 40)):
+        archives[f"broken {number}"] = broken(good, [good], dice)
+        archives[f"broken tar {number}"] = gzip.compress(broken(plain, [plain], dice), 1)
+    package = here / "runtime.tgz"
+    before = memory(key="VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the most memory is counted anew
+    for what, content in archives.items():
+        package.write_bytes(content)
+        with found.trying(f"a runtime with {what}"):
+            given: dict[str, bytes] = {}
+            read = room.runtime_reader(package)
+            for kind in ("wasm", "webgpu"):
+                room.add_runtime(read, kind, given)
+            found.expect(all(re.fullmatch(r"[\w.-]+", name) for name in given), f"{what}: files called {sorted(given)}")
+            found.expect(not any(b"a secret of" in one for one in given.values()), f"{what}: another file was read")
+    found.memory = memory() - before
+    found.expect(found.memory < PROMISED, f"{found.memory:.0f} MB above the start")
+    folder = here / "linked" / "dist"
+    folder.mkdir(parents=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    (folder / "ort-wasm-simd-threaded.mjs").unlink()
+    (folder / "ort-wasm-simd-threaded.mjs").symlink_to(secret)
+    os.mkfifo(folder / "pipe")
+    package.write_bytes(good)
+    model = make_model(here)
+    shown = json.loads((model / "vocabulary.json").read_text())
+    words = shown["model"]["vocab"]
+    renamed = dict(zip((word for word in words if not word.startswith("<")), EVIL, strict=False))
+    shown["model"]["vocab"] = {renamed.get(word, word): id for word, id in words.items()}
+    evil = here / "<img src=x onerror=alert(1)>"
+    shutil.copytree(model, evil)
+    (evil / "vocabulary.json").write_text(json.dumps(shown))
+    strange = Path(os.fsdecode(os.fsencode(here) + b"/\xff\xed\xa0\x80"))
+    shutil.copytree(model, strange)
+    taken, pointed = here / "taken", here / "pointed"
+    taken.mkdir()
+    (taken / "mine").write_text("mine")
+    pointed.symlink_to(taken)
+    out = here / "page"
+    for what, folder_, runtime, place, wanted in (
+        ("words of HTML", evil, package, out, 0), ("a name that is no text", strange, package, out, 2),
+        ("a linked runtime", model, folder.parent, out, 2), ("a taken folder", model, package, taken, 2),
+        ("a link to a taken folder", model, package, pointed, 2), ("no model", taken, package, out, 2),
+    ):  # fmt: skip
+        with found.trying(f"export with {what}", hang=120):
+            shutil.rmtree(out, ignore_errors=True)
+            given_words = ["export", str(folder_), "--format", "web", "--runtime", str(runtime), "--out", str(place)]
+            done = run(given_words, here)
+            found.expect(done.returncode == wanted, f"{what}: left with {done.returncode}: {done.stderr[-200:]}")
+            one_line = len([line for line in done.stderr.splitlines() if line.startswith("error")]) == (wanted != 0)
+            found.expect(one_line and "Traceback" not in done.stderr, f"{what}: not one line: {done.stderr[-200:]}")
+            found.expect((out / "index.html").exists() == (wanted == 0), f"{what}: a page that is half there")
+            if wanted == 0:
+                about = json.loads((out / "model.json").read_text("utf-8"))
+                found.expect(len(about["words"]) == len(words), f"{what}: other words")
+                page = room.page((room.PAGE / "index.html").read_bytes().decode())
+                found.expect((out / "index.html").read_bytes() == page, f"{what}: the page has something of the model")
+                for path in out.iterdir():
+                    found.expect(b"a secret of" not in path.read_bytes(), f"{what}: {path.name} has the secret")
+        found.expect([one.name for one in taken.iterdir()] == ["mine"], f"{what}: wrote elsewhere")
+
+
+class Zeros(io.RawIOBase):
+    """As many zeros."""
+
+    def __init__(self, size: int):
+        self.left = size
+
+    def read(self, size: int = -1) -> bytes:
+        count = self.left if size < 0 else min(size, self.left)
+        self.left -= count
+        return bytes(count)
+
+
 # A server.
 
 
@@ -555,7 +851,8 @@ def server(here: Path, *more: str) -> Iterator[tuple[subprocess.Popen[bytes], in
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, **QUIET, "PYTHONPATH": os.pathsep.join([str(TOP / "src"), *sys.path])}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}  # another cluster's
+    return {**inherited, **QUIET, "PYTHONPATH": os.pathsep.join([str(TOP / "src"), *sys.path])}
 
 
 def ask(port: int, content: bytes | None, *, path: str = "/v1/caption", timeout: float = 120) -> tuple[int, bytes]:
@@ -722,6 +1019,162 @@ def programs(found: Round, tries: int, seed: int, here: Path) -> None:
     found.expect(log.stat().st_size < 100_000, "the log was flooded")
     found.expect(statuses[200] > 20 and statuses[422] > 20, f"hardly anything was asked: {statuses}")
     found.note = ", ".join(f"{count:,} × {status}" for status, count in sorted(statuses.items()))
+
+
+def hostile_corrections(picture: bytes, dice: random.Random, count: int) -> Iterator[tuple[str, str, str, bytes]]:
+    """What may be sent to be remembered: a name, a query, a content type, a body."""
+    text, kind = base64.b64encode(picture).decode(), "application/json"
+
+    def said(pictures: Any = None, **more: Any) -> bytes:
+        return json.dumps({"pictures": [{"base64": text}] if pictures is None else pictures, **more}).encode()
+
+    values: list[Any] = [None, 0, True, "", " ", "\ud800", "\udcff", "\0", "\u202e", "<script>", "a\nb", "x" * 2000]
+    values += ["x" * 2001, "x" * 10**6, {}, [], [[]], [None], ["x"] * 100, ["x"] * 101, ["x"] * 10**5, 10**4000]
+    values += [["\U0001f415" * 2000] * 100]
+    for value in values:
+        yield f"caption {str(value)[:9]!a}", "", kind, said(caption=value)
+        yield f"names {str(value)[:9]!a}", "", kind, said(caption="a dog", names=value)
+        yield f"pictures {str(value)[:9]!a}", "", kind, said(value, caption="a dog")
+        yield f"picture {str(value)[:9]!a}", "", kind, said([{"base64": value}], caption="a dog")
+        yield f"url {str(value)[:9]!a}", "", kind, said([{"url": value}], caption="a dog")
+    yield "two pictures", "", kind, said([{"base64": text}] * 2, caption="a dog")
+    yield "1,000 pictures", "", kind, said([{"base64": text}] * 1000, caption="a dog")
+    yield "another field", "", kind, said(caption="a dog", id=1, memory="/etc/passwd", source="../x")
+    for name in ("id", "source", "time", "memory", "beams", "caption"):
+        yield f"?{name}", f"?{name}=%ff%ed%a0%80", "image/jpeg", picture
+    for size in (31, 33, 60):
+        yield f"{size} MB", "?caption=x", "image/jpeg", picture + bytes(size * 2**20)
+    for name, bomb in bombs().items():
+        if len(bomb) < 30_000_000:
+            yield name, "?caption=x", "image/png", bomb
+    form = b'--x\r\nContent-Disposition: form-data; name="caption"\r\n\r\na dog\r\n--x\r\n'
+    form += b'Content-Disposition: form-data; name="picture"; filename="../../x"\r\n\r\n' + picture + b"\r\n--x--\r\n"
+    multipart = "multipart/form-data; boundary=x"
+    yield "a form", "", multipart, form
+    yield "10,000 fields", "", multipart, form[:-7] + form[: form.index(b"a dog") + 7] * 10_000 + b"--x--\r\n"
+    yield "a form without an end", "", multipart, form[:-9]
+    yield "no boundary", "", "multipart/form-data", form
+    yield "no type", "", "", form
+    for content in (b"", b"[" * 10**6, b"9" * 10**6, b"\xff\xfe", b'{"pictures": NaN}', bytes(10**6)):
+        yield f"{content[:9]!r}", "", kind, content
+    for number in range(count):
+        which, content = dice.choice(((kind, said(caption="a dog", names=["Rex"])), (multipart, form)))
+        yield f"broken {number}", "", which, broken(content, [content], dice)
+
+
+def corrections(found: Round, tries: int, count: int, seed: int, here: Path) -> None:
+    """`POST /v1/remember`: hostile requests, other sites, no keys, and kills; what was acknowledged is there, once."""
+    from meshcap.memory.store import FolderStore
+
+    dice, key = random.Random(seed), "a-long-right-key"
+    keys, store, log = here / "keys", here / "memory", here / "server.log"
+    keys.write_text(key + "\n")
+    more = ("--memory", str(store), "--remember", "--api-keys", str(keys))
+    pictures = [picture_of_scene(number) for number in range(8)]
+    told: set[int] = set()  # ids that were given
+    statuses: Counter[int] = Counter()
+
+    def send(port: int, body: bytes, path: str = "/v1/remember", **headers: str) -> tuple[int, bytes]:
+        line = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+        try:
+            sent = {"Authorization": f"Bearer {key}", "Content-Type": "image/jpeg"} | headers
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # refused before all was sent
+                line.request("POST", path, body, {name: value for name, value in sent.items() if value})
+            answer = line.getresponse()
+            return answer.status, answer.read()
+        finally:
+            line.close()
+
+    with server(here, *more) as (process, port):
+        idle = memory_of_all(process)
+        for what, query, kind, body in hostile_corrections(pictures[0], dice, max(60, tries // 60)):
+            with found.trying(what, pid=process.pid):
+                status, content = send(port, body, f"/v1/remember{query}", **{"Content-Type": kind})
+                statuses[status] += 1
+                answer = json.loads(content)
+                if status == 200:
+                    told.add(answer["id"])
+                    count_ = answer["entries"]
+                    found.expect(count_ == len(told), f"{what}: {count_} entries, {len(told)} acknowledged")
+                else:
+                    message = answer["error"]["message"]
+                    found.expect(status in (400, 413, 415, 422), f"{what}: {status} {message[:80]}")
+                    found.expect("\n" not in message and len(message) < 1000, f"{what}: not one line")
+            found.memory = max(found.memory, memory_of_all(process))
+        query = "/v1/remember?caption=a+dog"
+        foreign: list[dict[str, str]] = [
+            {"Origin": one} for one in ("https://example.org", "null", "http://127.0.0.1:1")
+        ]
+        foreign += [{"Sec-Fetch-Site": one} for one in ("cross-site", "same-site")]
+        hosts = ("example.org", f"example.org:{port}", "127.0.0.1.example.org", "x/health?")
+        foreign += [{"Host": one} for one in hosts]
+        wrong = ("", "Bearer", f"Bearer {key[:-1]}", f"Bearer {key}x", f"Basic {key}")
+        foreign += [{"Authorization": one} for one in wrong]
+        for headers in foreign:
+            with found.trying(f"remembered for {headers}"):
+                status, _ = send(port, pictures[0], query, **headers)
+                found.expect(status in (400, 401, 403), f"remembered for {headers}: {status}")
+        with found.trying("captions at the end", pid=process.pid):
+            status, content = send(port, pictures[0], "/v1/caption")
+            near = json.loads(content)["results"][0].get("similar") if status == 200 else None
+            found.expect(bool(near), f"a picture like those that were remembered: {status} {content[:80]!r}")
+        kept = [one.id for one in FolderStore(store).entries()]
+        found.expect(sorted(kept) == sorted(told), f"{len(kept)} are remembered, {len(told)} were acknowledged")
+    above = found.memory - idle
+    found.expect(above < 2 * PROMISED, f"{above:.0f} MB above the idle server")
+    found.expect(log.stat().st_size < 100_000, "the log was flooded")
+    acknowledged: dict[int, str] = {}
+    lock = threading.Lock()
+    for number in range(count):
+        how = signal.SIGTERM if number % 4 == 3 else signal.SIGKILL
+        with found.trying("a server that remembers, killed", hang=120), server(here, *more) as (process, port):
+            twice: list[int] = []
+
+            def client(name: int, port: int = port, twice: list[int] = twice, number: int = number) -> None:
+                for at in range(10**6):
+                    said = f"{number}-{name}-{at}"
+                    try:
+                        status, content = send(port, pictures[name % 8], f"/v1/remember?caption={said}")
+                    except (OSError, http.client.HTTPException):
+                        return
+                    if status == 200:
+                        with lock:
+                            id = json.loads(content)["id"]
+                            twice += [id] * (id in acknowledged)
+                            acknowledged[id] = said
+                    elif status != 503:
+                        found.failures.append(f"remember under load: {status} {content[:80]!r}")
+
+            threads = [threading.Thread(target=client, args=(name,)) for name in range(16)]
+            before = len(acknowledged)
+            for thread in threads:
+                thread.start()
+            until = time.monotonic() + 60
+            while len(acknowledged) < before + 20 and time.monotonic() < until:
+                time.sleep(0.02)
+            time.sleep(dice.uniform(0, 0.5))
+            process.send_signal(how)
+            process.wait(60)
+            for thread in threads:
+                thread.join(60)
+            found.kills += how == signal.SIGKILL
+            there = FolderStore(store)
+            entries = {one.id: one.captions[0] for one in there.entries()}
+            lost = [said for id, said in acknowledged.items() if entries.get(id) != said]
+            found.expect(not lost, f"{len(lost)} of {len(acknowledged)} are lost: {lost[:3]}")
+            own = Counter(said for id, said in entries.items() if id not in told)
+            found.expect(max(own.values()) == 1 and not twice, f"remembered twice: {own.most_common(1)}, {twice[:3]}")
+            found.expect(there.check() == [], f"damaged by a kill: {there.warnings}")
+            found.expect(len(acknowledged) >= before + 20, "hardly anything was acknowledged")
+    found.note = f"{len(acknowledged):,} acknowledged, {found.kills} kills; " + ", ".join(
+        f"{n:,} × {status}" for status, n in sorted(statuses.items())
+    )
+
+
+def picture_of_scene(number: int) -> bytes:
+    file = io.BytesIO()
+    draw_scene(number, 64).image.convert("RGB").save(file, "JPEG")
+    return file.getvalue()
 
 
 def slow(found: Round, tries: int, seed: int, here: Path) -> None:
@@ -983,7 +1436,7 @@ def disk(found: Round, count: int, seed: int, here: Path) -> None:
 
 
 def ray(found: Round, count: int, seed: int, here: Path) -> None:
-    """Workers of a Ray cluster of this machine, killed while they caption."""
+    """Workers of a Ray cluster of this machine, killed while they caption; each fifth time, what starts them."""
     common = ray_job(found, here)
     dice = random.Random(seed)
     for number in range(count if common else 0):
@@ -992,13 +1445,16 @@ def ray(found: Round, count: int, seed: int, here: Path) -> None:
             process = begun(words, here, f"ray{number}.jsonl")
             time.sleep(dice.uniform(0, 0.3))
             for pid, name in descendants(process.pid):
-                if name.startswith("ray::") and "IDLE" not in name:
+                worker = name.startswith("ray::") and "IDLE" not in name and "Agent" not in name
+                if worker if number % 5 else "/raylet/raylet" in name.split(" ")[0]:
                     with contextlib.suppress(OSError):
                         os.kill(pid, signal.SIGKILL)
                         found.kills += 1
                     break
-            process.communicate()
+            errors = process.communicate()[1]
             if process.returncode:
+                lines = [line for line in errors.splitlines() if "error" in line]
+                found.expect(len(lines) == 1 and "Traceback" not in errors, f"not one line: {errors[-300:]}")
                 found.expect(run(words, here).returncode == 0, "the same call did not go on")
             same = (here / f"ray{number}.jsonl").read_bytes() == (here / "alone.jsonl").read_bytes()
             found.expect(same, "another table with Ray")
@@ -1070,11 +1526,21 @@ def begun(words: list[str], here: Path, out: str) -> subprocess.Popen[str]:
     return process
 
 
+ASK_RAY = """if True:
+    import sys, ray
+    ray.init(sys.argv[1], log_to_driver=False, logging_level="ERROR")
+    print(ray.get(ray.remote(lambda: "works").remote(), timeout=60))"""
+
+
 @contextlib.contextmanager
 def ray_head(port: int, here: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A cluster of this machine that lives apart from the job; all of it is killed at the end."""
+    """A cluster of this machine that works, apart from the job; all of it is killed at the end.
+
+    Raises:
+        RuntimeError: it does no work within three minutes.
+    """
     words = ["start", "--head", "--block", "--node-ip-address", "127.0.0.1", "--port", str(port), "--num-cpus", "2",
-             "--include-dashboard", "false", "--disable-usage-stats"]  # fmt: skip
+             "--object-store-memory", "200000000", "--include-dashboard", "false", "--disable-usage-stats"]  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:  # names of sockets are short
         with open(here / "head.log", "ab") as log:
             process = subprocess.Popen(
@@ -1082,16 +1548,38 @@ def ray_head(port: int, here: Path) -> Iterator[subprocess.Popen[bytes]]:
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         try:
-            until = time.monotonic() + 180
-            while time.monotonic() < until and not any("raylet" in name for _, name in descendants(process.pid)):
-                time.sleep(0.2)
-            time.sleep(3)  # until it has told the cluster of itself
+            until, problem = time.monotonic() + 180, ""
+            while process.poll() is None and time.monotonic() < until:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    asked = subprocess.run(
+                        [sys.executable, "-c", ASK_RAY, f"127.0.0.1:{port}"], env=environment(),
+                        capture_output=True, text=True, timeout=until - time.monotonic(),
+                    )  # fmt: skip
+                    if "works" in asked.stdout:
+                        break
+                    problem = (asked.stderr.splitlines() or [""])[-1]
+            else:
+                raise RuntimeError(f"no cluster at work: {problem} {(here / 'head.log').read_text()[-200:]}")
             yield process
         finally:
-            for pid in [*(pid for pid, _ in descendants(process.pid)), process.pid]:
-                with contextlib.suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
+            while left := [pid for pid in session(process.pid) if pid != process.pid]:
+                for pid in left:
+                    with contextlib.suppress(OSError):
+                        os.kill(pid, signal.SIGKILL)
+                time.sleep(0.1)
+            process.kill()
             process.wait()
+
+
+def session(pid: int) -> list[int]:
+    """The processes of a session that are not over, also those whose parents are."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            state, *numbers = path.read_text().rpartition(")")[2].split()[:4]
+            if int(numbers[2]) == pid and state not in "ZX":
+                found.append(int(path.parent.name))
+    return found
 
 
 def descendants(pid: int) -> list[tuple[int, str]]:
@@ -1130,6 +1618,9 @@ def campaign(
         "pictures": lambda one, here: pictures(one, tries, seed, here),
         "scores": lambda one, here: scores(one, tries, seed, here),
         "memories": lambda one, here: memories(one, tries, kills, seed, here),
+        "gallery": lambda one, here: gallery(one, tries, seed, here),
+        "web": lambda one, here: web(one, tries, seed, here),
+        "corrections": lambda one, here: corrections(one, tries, kills, seed, here),
         "programs": lambda one, here: programs(one, tries, seed, here),
         "folders": lambda one, here: folders(one, tries, seed, here),
         "archives": lambda one, here: archives(one, tries, seed, here),

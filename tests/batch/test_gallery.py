@@ -1,9 +1,11 @@
 """The page of a job: every caption, nothing that a name or a caption could do, pages of bounded size."""
 
 import json
+import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote_to_bytes
 
 import pytest
 
@@ -76,6 +78,20 @@ def test_many_pictures_are_several_pages(tmp_path: Path, monkeypatch: pytest.Mon
         others = json.loads(re.search(r'id="others">(.*)</script>\n<script>', text)[1])
         assert [number for _, number, _ in others] == [n for n in range(1, 6) if n not in numbers]
         assert {number: file for file, number, _ in others}.get(3, name) == "g-2.html"
+
+
+@pytest.mark.parametrize("name", ["javascript:alert(1).html", "a#b?c%20.html", "\udcff.html"])
+def test_pages_find_each_other_whatever_they_are_called(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gallery, "EACH", 1)
+    [first, second] = draw(tmp_path / "a", 2)
+    write_gallery(tmp_path / name, [(Picture(str(one)), row(str(one), "w")) for one in (first, second)])
+    text = (tmp_path / name).read_text()
+    [[other, *_]] = json.loads(re.search(r'id="others">(.*)</script>\n<script>', text)[1])
+    [link] = [one["href"] for one in Tags(text).of("a") if not one["href"].startswith("a/")]
+    assert link == other and ":" not in other
+    assert (tmp_path / os.fsdecode(unquote_to_bytes(other))).read_text().count("<figure") == 1
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])

@@ -1,15 +1,21 @@
 """The same job on a Ray cluster of this machine: the same captions, also where a worker is killed."""
 
+import contextlib
 import importlib.util
 import json
 import os
+import signal
+import socket
+import subprocess
 import sys
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
 
 from batch.seeing import captioner, draw
+from benchmarks import campaign
 from meshcap import MeshcapError
 from meshcap.batch import ray as ray_workers
 from meshcap.batch.inputs import Picture, list_pictures
@@ -120,6 +126,31 @@ def test_a_worker_is_killed(
     assert len([mark for mark in marks if mark.startswith("born")]) >= WORKERS + 1
 
 
+def test_a_cluster_of_this_machine_is_reached_from_nowhere_else(cluster: None) -> None:
+    """Whoever reaches the ports of Ray can run code, and not every version asks for a token."""
+    import ray
+
+    assert [node["NodeManagerAddress"] for node in ray.nodes()] == ["127.0.0.1"]
+    mine = {os.getpid()}
+    for path in sorted(Path("/proc").glob("[0-9]*/stat"), key=lambda path: int(path.parent.name)):
+        with contextlib.suppress(OSError):  # gone since
+            if int(path.read_text().rpartition(")")[2].split()[1]) in mine:
+                mine.add(int(path.parent.name))
+    sockets = set()
+    for pid in mine:
+        for link in Path(f"/proc/{pid}/fd").glob("*"):
+            with contextlib.suppress(OSError):
+                sockets.add(os.readlink(link))
+    listening = []
+    for name in ("tcp", "tcp6"):
+        for line in Path("/proc/net", name).read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == "0A" and f"socket:[{inode}]" in sockets:
+                listening.append(local.partition(":")[0])
+    # 127.0.0.1 as the kernel writes it, alone and inside IPv6
+    assert listening and set(listening) <= {"0100007F", "0000000000000000FFFF00000100007F"}
+
+
 def test_what_a_worker_cannot_do_is_told_in_one_line(cluster: None, recipe: WorkerSettings, blocks: list) -> None:
     nowhere = WorkerSettings(**{**recipe.__dict__, "folder": "/nowhere"})
     with pytest.raises(MeshcapError, match="/nowhere is not there on a machine of the cluster") as told:
@@ -152,6 +183,76 @@ def test_captions_beside_shards(here: Path, monkeypatch: pytest.MonkeyPatch) -> 
     mine, theirs = ({path.name: path.read_bytes() for path in (here / name).iterdir()} for name in ("mine", "theirs"))
     assert sorted(mine) == ["photos.captions.errors.jsonl", "photos.captions.parquet", "s.captions.parquet"]
     assert mine == theirs
+
+
+def test_a_cluster_that_takes_connections_and_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_workers, "START_SECONDS", 5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        waiting = ray_workers.Cluster(address)
+        with pytest.raises(MeshcapError, match=f"no Ray cluster answers at {address} within 5 s"):
+            waiting.wait()
+        assert not waiting.child.is_alive()
+
+
+def test_the_child_ends_with_its_parent_also_while_connecting() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        script = f"import time; from meshcap.batch.ray import Cluster; one = Cluster('{address}')"
+        script += "; print(one.child.pid, flush=True); time.sleep(600)"
+        words, own = [sys.executable, "-c", script], {**os.environ, **campaign.QUIET}
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=own) as parent:
+            assert parent.stdout is not None
+            child = int(parent.stdout.readline())
+            lines = [silent.accept()[0] for _ in range(2)]  # who looks whether it is there, and Ray itself
+            assert alive(child)
+            parent.kill()
+        until = time.monotonic() + 60
+        while alive(child) and time.monotonic() < until:
+            time.sleep(0.1)
+        assert not alive(child)
+        for line in lines:
+            line.close()
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_the_node_dies_and_the_head_does_not(here: Path) -> None:
+    """The node ends with its agent. Ray waits for ever then."""
+    words = ["batch", "photos", "--model", "model", "--device", "cpu", "--batch-size", "1", "--out", "gone.jsonl"]
+    process = campaign.begun([*words, "--ray", "local", "--workers", "1"], here, "gone.jsonl")
+    below = campaign.descendants(process.pid)
+    (agent,) = [pid for pid, name in below if name.startswith("ray::RuntimeEnvAgent")]
+    os.kill(agent, signal.SIGKILL)
+    try:
+        errors = process.communicate(timeout=90)[1]
+    finally:
+        for pid, _ in campaign.descendants(process.pid):
+            os.kill(pid, signal.SIGKILL)
+        process.kill()
+    assert process.returncode == 1 and "error: the Ray cluster at local is gone" in errors and "Traceback" not in errors
+
+
+def test_a_cluster_that_asks_for_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Ray's `start` makes one where a local cluster ran before, whose token it finds."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    for name, value in campaign.QUIET.items():
+        monkeypatch.setenv(name, value)
+    with campaign.ray_head(int(address.partition(":")[2]), tmp_path):
+        knowing = ray_workers.Cluster(address)
+        assert knowing.wait() is False
+        knowing.close()
+        monkeypatch.delenv("RAY_AUTH_MODE")
+        stranger = ray_workers.Cluster(address)
+        with pytest.raises(MeshcapError, match=f"the Ray cluster at {address} asks for a token: set RAY_AUTH_MODE"):
+            stranger.wait()
+        stranger.close()
 
 
 def test_nobody_answers() -> None:

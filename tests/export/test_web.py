@@ -346,6 +346,31 @@ def test_what_is_no_runtime(package: Path, tmp_path: Path, monkeypatch: pytest.M
     assert sorted(path.name for path in tmp_path.iterdir()) == ["broken.tgz", "empty", "old"]  # nothing half-written
 
 
+def test_a_runtime_that_is_a_link_to_elsewhere(tmp_path: Path) -> None:
+    """The page is for everybody to read."""
+    (tmp_path / "secret").write_bytes(b"key")
+    (tmp_path / "dist").mkdir()
+    for name, content in DIST.items():
+        (tmp_path / "dist" / name).write_bytes(content)
+    read = web.runtime_reader(tmp_path)
+    assert read("ort.wasm.min.mjs") == DIST["ort.wasm.min.mjs"]
+    (tmp_path / "dist/ort.wasm.min.mjs").unlink()
+    (tmp_path / "dist/ort.wasm.min.mjs").symlink_to(tmp_path / "secret")
+    with pytest.raises(MeshcapError, match="is a link to elsewhere"):
+        read("ort.wasm.min.mjs")
+
+
+def test_a_runtime_that_asks_for_too_much(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    total = sum(len(content) for name, content in DIST.items() if name != "ort.all.min.mjs")
+    for name, most in (("MOST", total), ("WHOLE", 2**15)):
+        monkeypatch.setattr(web, name, most)
+        assert web.runtime_reader(package)("ort.wasm.min.mjs") == DIST["ort.wasm.min.mjs"]
+        monkeypatch.setattr(web, name, most - 1 if name == "MOST" else 2**12)
+        with pytest.raises(MeshcapError, match="holds more than"):
+            web.runtime_reader(package)
+        monkeypatch.undo()
+
+
 RUNTIME = Path(os.environ.get("ONNXRUNTIME_WEB", Path(__file__).parents[2] / "node_modules" / "onnxruntime-web"))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import struct
@@ -126,6 +127,11 @@ def test_searching_what_was_said(kept: Store) -> None:
         (Entry(("  ", "")), "empty caption"),
         (Entry(("x" * 3000,)), "too long"),
         (Entry(("x",), ("n",) * 101), "too many"),
+        (Entry(("a \ud800",)), "UTF-8"),  # JSON of a request may say so
+        (Entry(("x",), ("\udc80",)), "UTF-8"),
+        (Entry(("x",), source="\ud800.jpg"), "UTF-8"),
+        (Entry(("x",), time=math.nan), "time is nan"),
+        (Entry(("x",), time=1e300), "time is 1e"),
     ],
 )
 def test_entries_that_say_nothing_or_too_much(kept: Store, given: Entry, message: str) -> None:
@@ -319,6 +325,28 @@ def _add_many(folder: str, seed: int) -> None:
         kept.add(vectors(2, seed * 100 + n), [Entry((f"writer {seed} number {n}",))] * 2)
 
 
+def test_a_torn_end_as_long_as_the_next_entry_hides_none(tmp_path: Path) -> None:
+    """The log is then as long as before; who takes it for unchanged writes over what was acknowledged."""
+    kept = filled(tmp_path / "m")
+    log, before = file_of(tmp_path / "m", "entries"), file_of(tmp_path / "m", "entries").stat().st_size
+    kept.add(vectors(1, seed=3), [Entry(("new a",), time=1.5)])
+    length = log.stat().st_size - before
+    with open(log, "ab") as file:
+        file.write(bytes(length))
+    mine, other = FolderStore(tmp_path / "m"), FolderStore(tmp_path / "m")
+    os.utime(log, ns=(0, 0))
+    assert (len(mine), len(other)) == (21, 21)
+    written = [mine.add(vectors(1, seed=4), [Entry(("new b",), time=1.5)])]
+    assert log.stat().st_size == before + 2 * length
+    os.utime(log, ns=(0, 0))  # within the time that a file system tells apart
+    assert mine.find("new b") and len(mine) == 22
+    written += [other.add(vectors(1, seed=5), [Entry(("new c",), time=1.5)])]
+    written += [mine.add(vectors(1, seed=6), [Entry(("new d",), time=1.5)])]
+    there = FolderStore(tmp_path / "m")
+    assert [one.captions for one in there.find("new")] == [("new d",), ("new c",), ("new b",), ("new a",)]
+    assert len({id for (id,) in written}) == 3 and there.check() == []
+
+
 def test_writers_take_turns(tmp_path: Path) -> None:
     kept = FolderStore.create(tmp_path / "m", vision="v", width=WIDTH)
     threads = [threading.Thread(target=_add_many, args=(str(kept.folder), seed)) for seed in range(3)]
@@ -417,6 +445,8 @@ SAID = b'{"captions": ["a"], "names": [], "source": null, "time": 1}'
         frame(SAID, row=2**63), frame(SAID, row=10**9), frame(SAID, id=2**64 - 1),
         *(frame(text, row=5) for text in (b"[]", b"null", b"{", b"[" * 9**5, b"9" * 5000, b"\xff", b'{"captions": 3}')),
         frame(SAID.replace(b'["a"]', b"[1]"), row=5), frame(SAID.replace(b'"time": 1', b'"time": "x"'), row=5),
+        frame(SAID.replace(b'["a"]', b'["\\ud800"]'), row=5),
+        frame(SAID.replace(b'"time": 1', b'"time": 1e400'), row=5),
         store.FRAME.pack(store.MARK, 0, 1, 1, 1, 1) * 1000,
     ],
     ids=lambda one: str(zlib.crc32(one)),
@@ -426,6 +456,8 @@ def test_frames_that_lie_are_lost_and_others_are_kept(tmp_path: Path, added: byt
     with open(file_of(tmp_path / "m", "entries"), "ab") as file:
         file.write(added)
     kept = FolderStore(tmp_path / "m")
+    for one in kept.entries():  # whatever is given can be shown
+        json.dumps(vars(one), ensure_ascii=False, allow_nan=False).encode()
     kept.check()
     assert len(kept) >= 19 and all(found[0].id in range(1, 21) for found in kept.nearest(vectors(3, seed=2), 2))
     (id,) = kept.add(vectors(1, seed=9), [Entry(("new",))])

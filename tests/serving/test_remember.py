@@ -85,6 +85,20 @@ def test_what_cannot_be_remembered(
     assert len(remembering.memory) == 0
 
 
+def test_text_that_no_answer_could_hold(opened: Opened, remembering: Captioner) -> None:
+    """It would be in the answer for every picture like this one."""
+    client = opened(remembering, remember=True)
+    encoded = base64.b64encode(small.picture()).decode()
+    for more in (r'"caption": "\ud800"', r'"caption": "x", "names": ["\udc80"]'):
+        body = f'{{"pictures": [{{"base64": "{encoded}"}}], {more}}}'
+        answer = client.post("/v1/remember", content=body, headers={"Content-Type": "application/json"})
+        assert answer.status_code == 422 and "UTF-8 cannot hold" in answer.json()["error"]["message"]
+    odd = "\0\u202e</script>\U0001f415"
+    assert client.post("/v1/remember", **small.form(small.picture(), caption=odd)).status_code == 200
+    (found,) = client.post("/v1/caption", **small.form(small.picture())).json()["results"]
+    assert [one["captions"] for one in found["similar"]] == [[odd]]
+
+
 def test_a_store_that_cannot_be_written(opened: Opened, remembering: Captioner, monkeypatch) -> None:
     from meshcap.memory import store
 

@@ -116,7 +116,7 @@ def write_gallery(path: Path, captioned: Iterable[tuple[Picture, Row]]) -> None:
     with ThreadPoolExecutor(THREADS) as pool:
         for name, page in zip(names, pages, strict=True):
             figures = pool.map(lambda card: _figure(card, path.parent), page)
-            others = [one for one in everywhere if one[0] != name] if len(pages) > 1 else []
+            others = [[_quoted(page), *rest] for page, *rest in everywhere if page != name] if len(pages) > 1 else []
             text = _page(title, names, name, figures, others)
             write_output(path.with_name(name), text.encode("utf-8", "replace"))
 
@@ -125,7 +125,7 @@ def _page(title: str, names: Sequence[str], own: str, figures: Iterable[str], ot
     digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     links = "".join(
-        f"<b>{number}</b> " if name == own else f'<a href="{escape(quote(name))}">{number}</a> '
+        f"<b>{number}</b> " if name == own else f'<a href="{_quoted(name)}">{number}</a> '
         for number, name in enumerate(names, start=1)
     )
     data = json.dumps(others, ensure_ascii=False).replace("<", "\\u003c")
@@ -159,12 +159,17 @@ def _figure(card: Card, folder: Path) -> str:
     inside = f'<span class="frame">{image}</span>'
     if source is None:
         place = os.path.relpath(picture.path, folder or ".")
-        inside = f'<a href="{escape(quote(place.encode("utf-8", "surrogateescape"), safe="/"))}">{inside}</a>'
+        inside = f'<a href="{_quoted(place)}">{inside}</a>'
     about = [picture.path, f"{row['confidence']:.0%}"]
     about += [", ".join(tag["name"] for tag in row["tags"])] if row.get("tags") else []
     about += ["or: " + " · ".join(one["caption"] for one in row["alternatives"])] if row.get("alternatives") else []
     lines = "".join(f"<small>{_shown(line)}</small>" for line in about)
     return f'<figure id="p{card.number}">{inside}<figcaption>{_shown(row["caption"])}{lines}</figcaption></figure>'
+
+
+def _quoted(place: str) -> str:
+    """A path, which need not be UTF-8, as a link; nothing of it is taken for a scheme, a query or a fragment."""
+    return quote(place.encode("utf-8", "surrogateescape"), safe="/")
 
 
 def _shown(text: str) -> str:

@@ -17,6 +17,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,6 +37,7 @@ CLIENT_PORT = 10_001  # of ray://HOST
 CONNECT_SECONDS = 10  # seconds that a cluster may take to answer
 GONE_SECONDS = 10  # seconds without a head after which it is given up
 LOOK_SECONDS = 2.0  # without rows, after which it is looked for
+START_SECONDS = 150  # that a cluster may take until it works for us; Ray itself waits for 60, or for ever
 QUIET = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
 
 
@@ -92,6 +94,12 @@ def connect(address: str, *, cpus: int | None = None) -> None:
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage reports
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # what goes wrong comes back as an exception
+    if address == "local":
+        # Who reaches the ports of Ray can run code, and not every version asks for a token. With this, on every system,
+        # it listens at 127.0.0.1, which it else takes for the address of this machine in its network.
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        if "ray" in sys.modules:  # which has read it
+            sys.modules["ray"]._private.ray_constants.ENABLE_RAY_CLUSTER = False
     try:
         import ray
         import ray.data
@@ -108,7 +116,21 @@ def connect(address: str, *, cpus: int | None = None) -> None:
         else:
             ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, ValueError, RuntimeError) as error:
+        if _asks_for_token(error):
+            raise FailedError(
+                f"the Ray cluster at {address} asks for a token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN where "
+                "~/.ray/auth_token is not its own"
+            ) from error
         raise FailedError(f"no Ray cluster answers at {address}: {str(error).splitlines()[0]}") from error
+
+
+def _asks_for_token(error: BaseException | None) -> bool:
+    """Whether this, or what it comes from, is a cluster that was started where there is a token."""
+    while error is not None:
+        if "AuthenticationError" in f"{type(error).__name__} {error}":
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _check_reachable(address: str, seconds: float = CONNECT_SECONDS) -> None:
@@ -153,7 +175,7 @@ class Cluster:
         Raises:
             MeshcapError: nobody answers.
         """
-        self.head, gpu = self._receive()
+        self.head, gpu = self._receive(None if self.address == "local" else START_SECONDS)
         return bool(gpu)
 
     def caption(
@@ -173,10 +195,15 @@ class Cluster:
         finally:
             self.close()
 
-    def _receive(self) -> Any:
+    def _receive(self, most: float | None = None) -> Any:
+        """What the child sends next, which may take `most` seconds."""
+        start = time.monotonic()
         missed: float | None = None  # since when the head does not answer
         try:
             while not self.rows.poll(LOOK_SECONDS):
+                if most is not None and time.monotonic() - start > most:
+                    self.close()
+                    raise FailedError(f"no Ray cluster answers at {self.address} within {most:g} s: see `ray status`")
                 if ":" not in self.head:
                     continue
                 try:
@@ -202,6 +229,7 @@ def _drive(there: Connection, address: str, cpus: int | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 2)  # what Ray's libraries say at their end; exceptions go to the parent
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         connect(address, cpus=cpus)
         import ray
@@ -209,14 +237,7 @@ def _drive(there: Connection, address: str, cpus: int | None) -> None:
         head = address if address.startswith("ray://") else ray.get_runtime_context().gcs_address
         there.send((head, has_gpu()))
         settings, blocks, workers = there.recv()
-
-        def watch() -> None:
-            try:
-                there.recv()
-            except (EOFError, OSError):  # the parent is gone
-                os.kill(os.getpid(), signal.SIGTERM)
-
-        threading.Thread(target=watch, daemon=True).start()
+        threading.Thread(target=_end_with_node, daemon=True).start()
         for one in caption_blocks_with_ray(settings, blocks, workers=workers):
             there.send(one)
         there.send(None)
@@ -226,6 +247,36 @@ def _drive(there: Connection, address: str, cpus: int | None) -> None:
         there.send(type(error)(str(error)))
     except Exception as error:
         there.send(FailedError(f"the Ray cluster gave up: {_reason(error)}"))
+
+
+def _end_with_parent() -> None:
+    """End this process soon after the one that started it, also while Ray is connecting."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    _end()
+
+
+def _end_with_node() -> None:
+    """End this process when the node that it speaks to is dead and the head is not: Ray would wait for ever."""
+    import ray
+
+    own = ray.get_runtime_context().get_node_id()
+    while True:
+        time.sleep(LOOK_SECONDS)
+        try:
+            alive = {node["NodeID"]: node["Alive"] for node in ray.nodes()}
+        except Exception:  # of the head, which the parent looks for
+            continue
+        if not alive.get(own, True):
+            _end()
+
+
+def _end() -> None:
+    """Let Ray end what it started, for a while."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(GONE_SECONDS)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def has_gpu() -> bool:

@@ -28,6 +28,8 @@ SCRIPTS = Path(__file__).resolve().parent / "web"
 PACKAGE = "onnxruntime-web"
 WANTED = f"get it by `npm pack {PACKAGE}` and give --runtime {PACKAGE}-VERSION.tgz"
 LARGEST = 100 * 2**20  # bytes of a file of the runtime
+MOST = 200 * 2**20  # of all that are kept
+WHOLE = 2**30  # of the package, unpacked
 # What the page may load: its own files, and nothing of another host. WebAssembly counts as eval.
 POLICY = (
     "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; img-src 'self' blob: data:; "
@@ -148,7 +150,12 @@ def runtime_reader(place: Path) -> Callable[[str], bytes | None]:
 
         def from_folder(name: str) -> bytes | None:
             path = places[0] / "dist" / name
-            return read_regular(path) if path.is_file() else None
+            if not path.is_file():
+                return None
+            if path.resolve().parent != path.parent.resolve() or path.stat().st_size > LARGEST:
+                # What is written is for everybody to read.
+                raise MeshcapError(f"{path} is a link to elsewhere, or too large: {WANTED}")
+            return read_regular(path)
 
         return from_folder
     if not place.is_file():
@@ -157,10 +164,14 @@ def runtime_reader(place: Path) -> Callable[[str], bytes | None]:
     try:
         with open_regular(place) as file, tarfile.open(fileobj=file, mode="r|gz") as archive:
             for member in archive:  # nothing is unpacked to a disk
+                if archive.offset > WHOLE:  # where the member ends, before it is read
+                    raise MeshcapError(f"{place} holds more than {WHOLE >> 20} MB: {WANTED}")
                 folder, _, name = member.name.rpartition("/")
                 if folder == "package/dist" and NEEDED.fullmatch(name) and member.isreg() and member.size <= LARGEST:
                     content = archive.extractfile(member)
                     found[name] = b"" if content is None else content.read()
+                    if sum(map(len, found.values())) > MOST:
+                        raise MeshcapError(f"{place} holds more than {MOST >> 20} MB for WebAssembly: {WANTED}")
     except (tarfile.TarError, OSError, EOFError) as error:
         raise MeshcapError(f"{place} is no archive of {PACKAGE} ({error}): {WANTED}") from error
     return found.get

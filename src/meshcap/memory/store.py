@@ -48,6 +48,7 @@ MOST_NUMBER, MOST_WIDTH = 1 << 48, 1 << 16  # of an id, a generation, a row; num
 MOST_LOST = 10_000  # rows beyond those that files have room for
 MOST_HOLES = 100_000  # marks in a log that are no frames: with more it is no log that was damaged by accident
 MOST_CAPTIONS, LONGEST = 100, 2000  # captions of an entry, and letters of one
+YEAR_10000 = 253_402_300_800.0  # in seconds since 1970
 END = struct.Struct("<QQQ")  # bytes of the log, rows, largest id
 PATIENCE = 30.0  # seconds that a writer waits for another
 NOT_INDEXED = 20_000  # rows outside of an index, or a tenth of those in it, that are worth making it again
@@ -69,12 +70,16 @@ class Entry:
         """Without spaces around texts.
 
         Raises:
-            MeshcapError: no caption, or too much text.
+            MeshcapError: no caption, too much text, text that UTF-8 cannot hold, a time that is none.
         """
         captions, names = _texts(self.captions, "captions"), _texts(self.names, "names")
         if not captions:
             raise MeshcapError("an empty caption was given: expected what to remember of the picture")
-        return replace(self, captions=captions, names=names, time=time.time() if self.time is None else self.time)
+        moment = time.time() if self.time is None else self.time
+        if not abs(moment) < YEAR_10000:
+            raise MeshcapError(f"the time is {moment}, expected seconds since 1970")
+        _expect_text(self.source or "", "the source", "surrogateescape")  # a path need not be UTF-8
+        return replace(self, captions=captions, names=names, time=moment)
 
 
 def _texts(given: Iterable[str], kind: str) -> tuple[str, ...]:
@@ -83,7 +88,17 @@ def _texts(given: Iterable[str], kind: str) -> tuple[str, ...]:
     texts = tuple(text for one in given if (text := " ".join(one.split())))
     if len(texts) > MOST_CAPTIONS or any(len(one) > LONGEST for one in texts):
         raise MeshcapError(f"{kind} are too many or too long: expected {MOST_CAPTIONS} of up to {LONGEST:,} letters")
+    for one in texts:
+        _expect_text(one, f"one of the {kind}")
     return texts
+
+
+def _expect_text(text: str, what: str, errors: str = "strict") -> None:
+    """What is no text could be stored, and no answer could hold it."""
+    try:
+        text.encode("utf-8", errors)
+    except UnicodeEncodeError:
+        raise MeshcapError(f"{what} is {text[:40]!a}, which UTF-8 cannot hold: expected text") from None
 
 
 @dataclass(frozen=True)
@@ -265,6 +280,7 @@ class _Snapshot(NamedTuple):
     settings: StoreSettings
     seen: tuple[Any, ...]  # identities of store.json and of the index
     size: int  # of the log, as far as it was read
+    touched: int  # when the log was written to, in nanoseconds
     end: int  # of its last whole frame
     log: mmap.mmap | None
     offsets: np.ndarray  # (rows,) of frames; -1: damaged
@@ -382,13 +398,21 @@ class FolderStore(Store):
         what = f"{lost:,} of its entries {'is' if lost == 1 else 'are'} lost" if lost else "none of its entries is lost"
         return [f"the memory {self.folder} is damaged: {what}, {len(self):,} are kept"]
 
-    def _refresh(self) -> _Snapshot:
-        """What is there now: entries that were added since, another generation, or another index."""
+    def _refresh(self, *, sure: bool = False) -> _Snapshot:
+        """What is there now: entries that were added since, another generation, or another index.
+
+        Args:
+            sure: whoever is about to write, or has written, reads an end that was no frame again: a new frame may have
+                taken its place that is as long, within the time that a file system tells apart.
+        """
         with self._lock:
-            if self._seen(self._now.settings) != self._now.seen:
+            now = self._now
+            if self._seen(now.settings) != now.seen:
                 self._now = self._open()
-            elif _size(self._path("entries")) != self._now.size:
-                self._now = self._extend(self._now)
+            else:
+                size, touched = _state(self._path("entries"))
+                if size != now.size or (now.end < size and (sure or touched != now.touched)):
+                    self._now = self._extend(now)
             return self._now
 
     def _open(self) -> _Snapshot:
@@ -402,7 +426,7 @@ class FolderStore(Store):
                     index = UsearchIndex(path, settings.width)
             nothing = np.empty(0, np.int64), np.empty((0, settings.width), np.int8), np.empty(0, np.float32)
             try:
-                now = self._extend(_Snapshot(settings, seen, 0, 0, None, *nothing, 0, 0, (0, 0, 0), index))
+                now = self._extend(_Snapshot(settings, seen, 0, 0, 0, None, *nothing, 0, 0, (0, 0, 0), index))
             except FileNotFoundError:
                 continue  # forgotten in the meantime
             if self._seen(StoreSettings.read(self.folder)) == seen:
@@ -422,11 +446,11 @@ class FolderStore(Store):
         generation, width = now.settings.generation, now.settings.width
         written = _read_end(self._path("end", generation))  # before the log, which may grow in the meantime
         path = self._path("entries", generation)
-        size = _size(path)
+        size, touched = _state(path)
         if size < now.size:  # a torn end was cut off, or the file is being damaged: from the beginning
             nothing = np.empty(0, np.int64), np.empty((0, width), np.int8), np.empty(0, np.float32)
             now = now._replace(end=0, offsets=nothing[0], vectors=nothing[1], norms=nothing[2], last_id=0, skipped=0)
-        now = now._replace(size=size, written=written)
+        now = now._replace(size=size, touched=touched, written=written)
         if size <= now.end:
             return now
         try:
@@ -492,7 +516,7 @@ class FolderStore(Store):
         if not checked:
             return []
         with self._lock, _writing(self.folder):
-            now = self._refresh()
+            now = self._refresh(sure=True)
             first = max(now.rows, now.written[1])
             next_id = max(now.last_id + 1, now.written[2] + 1, now.settings.next_id)
             ids = list(range(next_id, next_id + len(checked)))
@@ -506,14 +530,14 @@ class FolderStore(Store):
                 _flush_folder(self.folder)
             # Only a hint, for telling what is lost: not worth waiting for the disk.
             _write_end(self._path("end"), now.end + len(frames), first + len(checked), ids[-1])
-            self._refresh()
+            self._refresh(sure=True)
         return ids
 
     def forget(self, ids: Collection[int]) -> int:
         """Remove entries and every byte of them; returns how many there were. What was damaged goes as well."""
         unwanted = set(ids)
         with self._lock, _writing(self.folder):
-            now = self._refresh()
+            now = self._refresh(sure=True)
             kept, gone = [], 0
             for row in np.flatnonzero(now.offsets >= 0).tolist():
                 entry, checksum = self._read(now, row)
@@ -705,10 +729,16 @@ def _taken(path: Path) -> int:
 
 
 def _size(path: Path) -> int:
+    return _state(path)[0]
+
+
+def _state(path: Path) -> tuple[int, int]:
+    """The size of a file, and when it was written to."""
     try:
-        return path.stat().st_size
+        found = path.stat()
     except OSError:
-        return 0
+        return 0, 0
+    return found.st_size, found.st_mtime_ns
 
 
 def _flush_folder(folder: Path) -> None:
