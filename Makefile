@@ -34,7 +34,7 @@ bench: .venv/.dev ## print the performance tables
 	@$(PY) benchmarks/train.py --work step
 	@$(PY) benchmarks/score.py
 
-campaign: .venv/.dev ## attack and kill everything for half an hour or more, print what came of it
+campaign: .venv/.dev ## attack and kill everything for an hour or more, print what came of it
 	@$(TEST_ENV) $(PY) benchmarks/campaign.py
 
 docs: .venv/.docs ## build the documentation site into site/; a warning is an error

@@ -1,6 +1,6 @@
 """Attacks and faults, seeded: what must not happen does not, or this says where.
 
-    make campaign                                             # all of it: half an hour on two cores
+    make campaign                                             # all of it: an hour on two cores
     python benchmarks/campaign.py --tries 500 --seconds 10    # a short form
     python benchmarks/campaign.py --only pictures --only batch
     python benchmarks/campaign.py --results campaign.jsonl    # keeps each finished round; the same call goes on
