@@ -126,7 +126,6 @@ def load_captioner(model: str, device: DeviceName, dtype: DtypeName, threads: in
             torch.set_num_threads(threads)
         return captioner.optimize()
     finally:
-        gc.freeze()  # nor later, when the process ends
         gc.enable()
 
 
