@@ -82,6 +82,8 @@ def by_wnid(numbers: dict[str, int], path: Path) -> str | None:
 
 def by_folder(names: dict[str, int], only: set[str] | None, path: Path) -> str | None:
     folder = path.parent.name
+    if "+" in folder:  # a picture of the repository itself
+        return None
     word = WORDS.get(folder, folder)
     if only is not None and folder not in only:
         return None
