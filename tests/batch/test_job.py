@@ -81,6 +81,10 @@ def test_other_jobs_are_refused(tmp_path: Path) -> None:
     forget(tmp_path / "job")
     with parts(tmp_path / "job", beams=3) as job:
         assert job.to_do() == [0, 1, 2]
+    with parts(tmp_path / "two", must=(), tags=True):  # only what differs is told, however it was written
+        pass
+    with pytest.raises(MeshcapError, match=r"otherwise \(tags was True and is False\):"):
+        parts(tmp_path / "two", must=(), tags=False).__enter__()
 
 
 def test_restart_leaves_other_folders_alone(tmp_path: Path) -> None:

@@ -109,8 +109,9 @@ class Job:
                 f"{self._name} was started with {was['pictures']:,} pictures, and these {len(self.pictures):,} are "
                 "others: give the same to go on, another --out, or --restart to start anew"
             )
-        if was != json.loads(json.dumps(self.facts)):
-            before, now = ({"block": facts["block"], **facts["options"]} for facts in (was, self.facts))
+        facts = json.loads(json.dumps(self.facts))  # as they were written: tuples are lists there
+        if was != facts:
+            before, now = ({"block": one["block"], **one["options"]} for one in (was, facts))
             names = sorted(name for name in before | now if before.get(name) != now.get(name))
             what = ", ".join(f"{name} was {before.get(name)} and is {now.get(name)}" for name in names[:3])
             raise MeshcapError(f"{self._name} was started otherwise ({what}): --restart starts anew")
