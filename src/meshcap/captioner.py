@@ -409,14 +409,21 @@ class Captioner:
 
     def _describe(self, regions: Any, options: CaptionOptions, read: Sequence[np.ndarray] | None) -> list[Caption]:
         """`describe` of Regions that fit."""
-        return self._said(self._searched(regions, options, read), options)
+        return self._said(self._searched(regions, options, read, self._named(regions, options)), options)
+
+    def _named(self, regions: Any, options: CaptionOptions) -> Named | None:
+        """What the head for names says, where it is asked."""
+        wanted = self.names is not None and (options.tags or options.names)
+        return self.names.look(regions) if self.names is not None and wanted else None
 
     def _searched(
-        self, regions: Any, options: CaptionOptions, read: Sequence[np.ndarray] | None, queued: bool = False
+        self,
+        regions: Any,
+        options: CaptionOptions,
+        read: Sequence[np.ndarray] | None,
+        named: Named | None,
+        queued: bool = False,
     ) -> Searched:
-        named = None
-        if self.names is not None and (options.tags or options.names):
-            named = self.names.look(regions)
         found = self._search(regions, options, named=named, queued=queued)
         return Searched(found.to_host(), named, read, self.backend.mark()) if queued else Searched(found, named, read)
 
@@ -452,7 +459,7 @@ class Captioner:
             print(source, caption)
 
         Threads read pictures a little ahead of the model. Sources are taken as they are needed, up to three batches
-        (with a GPU, five) before their captions come: a million of them take no more memory than a few. Closing the
+        (with a GPU, six) before their captions come: a million of them take no more memory than a few. Closing the
         generator ends its threads.
 
         Args:
@@ -686,25 +693,43 @@ class Captioner:
         wait: batches are taken up to `AHEAD` before their captions come.
         """
         queued = self.backend.queues
+        seen: deque[SeenBatch] = deque()
         begun: deque[BegunBatch] = deque()
         for batch in batches:
-            begun.append(self._begin(batch, options, queued))
+            seen.append(self._see(batch, options, queued))
+            if len(seen) > queued:  # what names a batch has is asked while a GPU sees the next
+                begun.append(self._begin(seen.popleft(), options, queued))
             if len(begun) > (AHEAD if queued else 0):
                 yield self._end(begun.popleft(), options)
+        while seen:
+            begun.append(self._begin(seen.popleft(), options, queued))
         while begun:
             yield self._end(begun.popleft(), options)
 
-    def _begin(self, batch: ReadBatch, options: CaptionOptions, queued: bool = False) -> BegunBatch:
-        """See and search each source by the captioner that read it."""
-        parts: list[tuple[Captioner, list[int], Searched]] = []
+    def _see(self, batch: ReadBatch, options: CaptionOptions, queued: bool = False) -> SeenBatch:
+        """See each source by the captioner that read it."""
+        parts: list[SeenPart] = []
         read = {place: one for place, one in enumerate(batch.read) if isinstance(one, tuple)}
         for captioner in dict.fromkeys(own for own, _ in read.values()):
             places = [place for place, (own, _) in read.items() if own is captioner]
             arrays = [read[place][1] for place in places]
             together = captioner is self and batch.pixels is not None
-            seen = captioner.see(batch.pixels if together else arrays)
-            parts.append((captioner, places, captioner._searched(seen, options, arrays, queued)))
-        return BegunBatch(batch, parts)
+            regions = captioner.see(batch.pixels if together else arrays)
+            named = captioner._named(regions, options)
+            if named is not None and queued:
+                parts.append(SeenPart(captioner, places, arrays, regions, named.to_host(), captioner.backend.mark()))
+            else:
+                parts.append(SeenPart(captioner, places, arrays, regions, named))
+        return SeenBatch(batch, parts)
+
+    def _begin(self, seen: SeenBatch, options: CaptionOptions, queued: bool = False) -> BegunBatch:
+        """Search what was seen."""
+        parts: list[tuple[Captioner, list[int], Searched]] = []
+        for captioner, places, read, regions, named, wait in seen.parts:
+            if wait is not None:
+                wait()
+            parts.append((captioner, places, captioner._searched(regions, options, read, named, queued)))
+        return BegunBatch(seen.batch, parts)
 
     def _end(self, begun: BegunBatch, options: CaptionOptions) -> list[Caption | MeshcapError]:
         found: list[Any] = list(begun.batch.read)
@@ -715,7 +740,7 @@ class Captioner:
 
     def _describe_all(self, read: Sequence[tuple[Captioner, np.ndarray]], options: CaptionOptions) -> list[Caption]:
         """A caption of each source that was read, by the captioner that read it."""
-        found: list[Any] = self._end(self._begin(ReadBatch(read), options), options)
+        found: list[Any] = self._end(self._begin(self._see(ReadBatch(read), options), options), options)
         return found
 
     def _one(self, picture: Source, options: CaptionOptions) -> Caption:
@@ -811,6 +836,24 @@ class Searched(NamedTuple):
     named: Named | None
     read: Sequence[np.ndarray] | None
     wait: Callable[[], object] | None = None  # before the hypotheses are read
+
+
+class SeenPart(NamedTuple):
+    """What one captioner saw of a batch."""
+
+    captioner: Captioner
+    places: list[int]
+    read: Sequence[np.ndarray]
+    regions: Any
+    named: Named | None
+    wait: Callable[[], object] | None = None  # before the names are read
+
+
+class SeenBatch(NamedTuple):
+    """A batch that was seen; a GPU may still be at it."""
+
+    batch: ReadBatch
+    parts: Sequence[SeenPart]
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,10 @@ class Named(NamedTuple):
     names: Tensor  # (B, C) probabilities that sum to 1
     words: Tensor  # (B, K) a probability each
 
+    def to_host(self) -> Named:
+        """The same in main memory. From a GPU nothing is waited for: read it once the device has got so far."""
+        return Named(*(one.to("cpu", non_blocking=True) for one in self))
+
 
 @dataclass(frozen=True)
 class NameKind:
@@ -132,6 +136,7 @@ class Names:
             if weights[name].is_complex() or not bool(torch.isfinite(weights[name]).all()):
                 raise MeshcapError(f"{name} of the head for names has NaN, infinite or complex numbers: it is damaged")
         self.table, self.weights = table, {name: weights[name].float() for name in TENSORS}
+        self._weights = {torch.device("cpu"): self.weights}  # where they were needed
         self.width = self.weights["centre"].numel()
         shapes = {
             "names.weight": (len(table.names), self.width),
@@ -189,11 +194,17 @@ class Names:
             raise MeshcapError(
                 f"the head for names reads {self.width} numbers a cell, not {regions.features.shape[-1]}"
             )
-        pooled = _mean(regions).float().cpu()  # (B, D)
-        pooled = (pooled - self.weights["centre"]) / self.weights["spread"]
-        names = pooled @ self.weights["names.weight"].T + self.weights["names.bias"]
-        words = pooled @ self.weights["words.weight"].T + self.weights["words.bias"]
+        pooled = _mean(regions)  # (B, D)
+        own = self._weights_on(pooled.device)
+        pooled = (pooled - own["centre"]) / own["spread"]
+        names = pooled @ own["names.weight"].T + own["names.bias"]
+        words = pooled @ own["words.weight"].T + own["words.bias"]
         return Named(names.softmax(-1), words.sigmoid())
+
+    def _weights_on(self, device: torch.device) -> Mapping[str, Tensor]:
+        if device not in self._weights:
+            self._weights[device] = {name: one.to(device) for name, one in self.weights.items()}
+        return self._weights[device]
 
     def tags(self, named: Named) -> list[list[Tag]]:
         """The things, places and names of each picture, with their probabilities."""
@@ -206,16 +217,16 @@ class Names:
 
     def choose(self, named: Named) -> list[tuple[str, float] | None]:
         """For each picture the word that captions may say: a name, or the word for its kind; and its probability."""
-        said = named.names @ self.said  # (B, S)
+        said = named.names.cpu() @ self.said  # (B, S)
         kinds = said @ self.of_kind  # (B, kinds)
+        broad = [kind.word for kind in self.table.kinds.values()]
         chosen: list[tuple[str, float] | None] = []
-        for by_name, by_kind in zip(said, kinds, strict=True):
-            name, kind = int(by_name.argmax()), int(by_kind.argmax())
-            word = list(self.table.kinds.values())[kind].word
-            if float(by_name[name]) >= self.table.sure:
-                chosen.append((self.table.said[name][0], float(by_name[name])))
-            elif word and float(by_kind[kind]) >= self.table.sure_of_kind:
-                chosen.append((word, float(by_kind[kind])))
+        best = (*said.max(-1), *kinds.max(-1))
+        for by_name, name, by_kind, kind in zip(*(one.tolist() for one in best), strict=True):
+            if by_name >= self.table.sure:
+                chosen.append((self.table.said[name][0], by_name))
+            elif broad[kind] and by_kind >= self.table.sure_of_kind:
+                chosen.append((broad[kind], by_kind))
             else:
                 chosen.append(None)
         return chosen

@@ -59,6 +59,36 @@ def test_probabilities_move_and_still_sum_to_one() -> None:
     assert not after[1, :, V:].any()
 
 
+@pytest.mark.parametrize("strategy", [Greedy(), Beam(4), ConstrainedBeam([[[[V]]]], 3)], ids=str)
+def test_room_for_more_words_changes_nothing(strategy) -> None:
+    roomy = Extended(tiny.shared("m2"), extension(), roomy=True)
+    assert roomy.config.vocab_size == V + 16
+    assert {name: tensor.shape[-1] for name, tensor in roomy.tensors(torch.device("cpu")).items()} == {
+        f"extension.{name}": 16 for name in ("stand_in", "receivers", "kin", "taken")
+    }
+    expected = search(Extended(tiny.shared("m2"), extension()), PICTURES, strategy, RULES)
+    for given in ({}, {"encoded": roomy.encode(PICTURES)}):
+        found = search(roomy, PICTURES, strategy, RULES, **given)
+        assert torch.equal(found.ids, expected.ids)
+        torch.testing.assert_close(found.scores, expected.scores)
+
+
+def test_one_key_for_words_that_take_as_much_room() -> None:
+    model = tiny.shared("m2")
+    keys = [Extended(model, one, roomy=True).key for one in (extension(), extension((5,)), Extension(("Rex",), (5,)))]
+    assert keys[0] == keys[1] != keys[2]
+    many = Extension(tuple(f"word{n}" for n in range(17)), (5,) * 17)
+    assert Extended(model, many, roomy=True).key != keys[2]
+    assert Extended(tiny.build("m2"), extension(), roomy=True).key != keys[0]
+
+
+def test_filled_up_pictures_are_like_the_last() -> None:
+    filled = extension().filled_up(4)
+    assert filled.shares is not None
+    assert filled.shares.share.tolist() == [*SHARE.tolist(), SHARE[-1].tolist()]
+    assert extension().filled_up(3).shares.share is SHARE
+
+
 def test_a_word_of_the_vocabulary_may_take_a_share() -> None:
     before = torch.randn(1, 2, V).log_softmax(-1)
     shares = Shares((7,), ((5,),), torch.tensor([[1.0]]))

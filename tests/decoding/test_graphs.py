@@ -11,13 +11,17 @@ from meshcap.decoding import (
     ConstrainedBeam,
     DiverseBeam,
     Ensemble,
+    Extended,
+    Extension,
     Graphs,
     Greedy,
     Rules,
     Sampling,
+    Shares,
     Strategy,
     decode,
 )
+from meshcap.decoding.search import fill_up
 
 pytestmark = pytest.mark.gpu
 
@@ -83,6 +87,21 @@ def test_captured_ensembles_and_other_shapes() -> None:
         captured = decode(model, pictures, Beam(3), RULES, graphs=graphs)
         assert torch.equal(captured.ids, decode(model, pictures, Beam(3), RULES).ids)
         assert len(graphs.runs) <= 2
+
+
+def test_words_for_the_moment_are_served_by_one_captured_run() -> None:
+    model, graphs = tiny.build("m2").cuda(), Graphs()
+    regions = fill_up(tiny.pictures(3, 6).to("cuda"))
+    for words, kin in ((("okapi",), (5, 6)), (("red panda",), (8,)), (("Rex",), (9, 4))):
+        shares = Shares((tiny.VOCAB,), (kin,), torch.tensor([[0.9], [0.0], [0.5]]))
+        extension = Extension(words, kin[:1], shares)
+        expected = decode(Extended(model, extension), tiny.pictures(3, 6).to("cuda"), Beam(4), RULES)
+        roomy = Extended(model, extension.filled_up(len(regions)), roomy=True)
+        encoded = roomy.encode(regions)
+        captured = decode(roomy, regions, Beam(4), RULES, graphs=graphs, encoded=encoded, pictures=3)
+        assert torch.equal(captured.ids, expected.ids)
+        torch.testing.assert_close(captured.scores, expected.scores)
+    assert len(graphs.runs) == 1
 
 
 def test_weights_changed_in_place_are_seen() -> None:

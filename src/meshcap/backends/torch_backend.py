@@ -28,7 +28,7 @@ from meshcap.backends.exported import expect_not_exported
 from meshcap.backends.packed import can_pack, multiplies_bfloat16, pack
 from meshcap.decoding.extension import Extended, Extension, Shares, join
 from meshcap.decoding.records import Hypotheses, Rules, Strategy
-from meshcap.decoding.search import Decodable, Graphs, State, decode
+from meshcap.decoding.search import Decodable, Graphs, State, decode, fill_up
 from meshcap.errors import MeshcapError
 from meshcap.folders import CENTRE, MEMORY, MEMORY_CONFIG, find_file, find_optional
 from meshcap.models import M2, CaptionModel, ModelConfig, load_model
@@ -154,18 +154,23 @@ class TorchBackend(Backend):
         model: Decodable = self.prepared().model
         graphs: Graphs | None = self.graphs
         regions, encoded, known = self._fitting(seen), None, model.config.vocab_size
-        remembered = None
+        remembered, runs = None, model
         if memory is not None:
             model, encoded, remembered = self.remembering(regions, memory)
             extension = extension and extension.moved(known, len(remembered.words))
+            runs, graphs = model, None  # memories are of other sizes in the next search: nothing would be replayed
         if extension is not None:
             extension.check(model.config, len(seen))
-            model = Extended(model, extension)
-        if remembered is not None or extension is not None:
-            graphs = None  # words for the moment are others in the next search: nothing would be replayed
+            runs = model = Extended(model, extension)
+            if self.queues and memory is None and not attention:  # other words, and the same steps
+                regions = fill_up(regions)
+                runs = Extended(model.model, extension.filled_up(len(regions)), roomy=True)
+                encoded = runs.encode(regions)
+            else:
+                graphs = None
         found = decode(
-            model, regions, strategy, rules, n_best=n_best, attention=attention, graphs=graphs, encoded=encoded,
-            stop_early=not queued,  # of a hundred pictures, one is nearly always not at its end
+            runs, regions, strategy, rules, n_best=n_best, attention=attention, graphs=graphs, encoded=encoded,
+            pictures=len(seen), stop_early=not queued,  # of a hundred pictures, one is nearly always not at its end
         )  # fmt: skip
         if remembered is None and extension is None:
             return found

@@ -14,7 +14,8 @@ B pictures, W hypotheses of each, V vocabulary, E words for the moment, S receiv
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -97,6 +98,13 @@ class Extension:
         shares = self.shares and Shares(up(self.shares.ids), tuple(map(up, self.shares.kin)), self.shares.share)
         return replace(self, stand_in=up(self.stand_in), shares=shares)
 
+    def filled_up(self, pictures: int) -> Extension:
+        """The same for a batch with more pictures behind its own, all like the last of these."""
+        if self.shares is None or len(self.shares.share) == pictures:
+            return self
+        last = self.shares.share[-1:].expand(pictures - len(self.shares.share), -1)
+        return replace(self, shares=replace(self.shares, share=torch.cat((self.shares.share, last))))
+
     def check(self, model: Settings, pictures: int) -> None:
         """
         Raises:
@@ -131,27 +139,40 @@ class Extended:
     """A `Decodable` that says the words of an extension beside those of a model.
 
     The model may itself be extended: then ids of both go on one after the other.
+
+    Args:
+        roomy: the tensors of the extension get a size of few, so that a search that was captured serves other words.
+            What is added is never said: words without probability, receivers and kin of nothing.
     """
 
-    def __init__(self, model: Decodable, extension: Extension):
-        self.model, self.extension = model, extension
+    def __init__(self, model: Decodable, extension: Extension, *, roomy: bool = False):
+        self.model, self.extension, self.roomy = model, extension, roomy
         self.known = model.config.vocab_size
+        self.words = room(len(extension.words)) if roomy else len(extension.words)
         # Of its tensors in a state that it may share with another, which need not have words of its own.
         self.prefix: str = f"{model.prefix if isinstance(model, Extended) else ''}extension."
         self.config: Settings = _Settings(
-            vocab_size=self.known + len(extension.words),
+            vocab_size=self.known + self.words,
             **{name: getattr(model.config, name) for name in ("max_length", "unk", "pad", "bos", "eos")},
         )
 
+    @property
+    def key(self) -> Hashable:
+        """The same for all that do the same to a state."""
+        return getattr(self.model, "key", id(self.model)), self.prefix, self.words, self.extension.shares is None
+
     def encode(self, regions: Regions) -> State:
-        return self.model.encode(regions)
+        return self.model.encode(regions) | self.tensors(regions.features.device)
 
     def start(self, encoded: State, *, width: int, length: int) -> State:
-        state = self.model.start(encoded, width=width, length=length)
-        device = next(iter(state.values())).device
-        for name, tensor in self._tensors(device).items():
-            state[f"{self.prefix}{name}"] = tensor
-        return state
+        own = {name: tensor for name, tensor in encoded.items() if name.startswith(self.prefix)}
+        rest = {name: tensor for name, tensor in encoded.items() if name not in own}
+        state = self.model.start(rest, width=width, length=length)
+        return state | (own or self.tensors(next(iter(state.values())).device))
+
+    def tensors(self, device: torch.device) -> State:
+        """What a search reads of the extension; `encode` has it beside the pictures."""
+        return {f"{self.prefix}{name}": tensor for name, tensor in self._tensors(device).items()}
 
     def step(self, ids: Tensor, state: State) -> Tensor:
         own = {name: state.get(f"{self.prefix}{name}") for name in TENSORS}
@@ -169,19 +190,33 @@ class Extended:
         return (log_probs, seen) if attention else log_probs
 
     def _tensors(self, device: torch.device) -> State:
-        found = {"stand_in": torch.tensor(self.extension.stand_in, dtype=torch.long, device=device)}
+        stand_in = list(self.extension.stand_in)
+        stand_in += [self.config.unk] * (self.words - len(stand_in))
+        found = {"stand_in": torch.tensor(stand_in, dtype=torch.long)}
         if self.extension.shares is not None:
+            receivers = torch.tensor(self.extension.shares.ids, dtype=torch.long)
             kin, taken = self.extension.shares.table()
-            receivers = torch.tensor(self.extension.shares.ids, dtype=torch.long, device=device)
-            found |= {"receivers": receivers, "kin": kin.to(device), "taken": taken.to(device)}
-        return found
+            if self.roomy:  # what has no probability receives nothing, and nothing is taken of it
+                missing = [room(len(one)) - len(one) for one in (receivers, kin)]
+                receivers = F.pad(receivers, (0, missing[0]), value=self.config.bos)
+                kin = F.pad(kin, (0, missing[1]), value=self.config.pad)
+                taken = F.pad(taken, (0, missing[1], 0, missing[0]))
+            found |= {"receivers": receivers, "kin": kin, "taken": taken}
+        if device.type == "cuda":  # a copy from pageable memory would wait for all that the device has yet to do
+            found = {name: tensor if tensor.is_cuda else tensor.pin_memory() for name, tensor in found.items()}
+        return {name: tensor.to(device, non_blocking=True) for name, tensor in found.items()}
 
     def _read_back(self, ids: Tensor, own: dict[str, Any]) -> Tensor:
         return read_back(ids, own["stand_in"], self.known)
 
     def _extend(self, log_probs: Tensor, own: dict[str, Any]) -> Tensor:
         shares = None if own.get("taken") is None else (own["receivers"], own["kin"], own["taken"])
-        return extend(log_probs, len(self.extension.words), shares)
+        return extend(log_probs, self.words, shares)
+
+
+def room(count: int) -> int:
+    """For how many a roomy extension has place: 16, 64, 256 …"""
+    return next(size for size in (16 * 4**n for n in itertools.count()) if size >= count)
 
 
 def read_back(ids: Tensor, stand_in: Tensor, known: int) -> Tensor:

@@ -247,22 +247,31 @@ def bucket(pictures: int) -> int:
     return 1 << (pictures - 1).bit_length() if pictures <= 64 else -(-pictures // 64) * 64
 
 
-class Graphs:
-    """Captured runs, kept for the next batch of about as many pictures; the least recently used goes first."""
+def fill_up(regions: Regions) -> Regions:
+    """As many pictures as a run is captured for: copies of the last one are added."""
+    missing = bucket(len(regions)) - len(regions)
+    return regions.each(lambda t: torch.cat((t, t[-1:].expand(missing, *t.shape[1:])))) if missing else regions
 
-    def __init__(self, most: int = 12):
+
+class Graphs:
+    """Captured runs, kept for the next batch of about as many pictures; the least recently used goes first.
+
+    A model that is made anew for every search says by its `key` which others run alike.
+    """
+
+    def __init__(self, most: int = 24):
         self.most = most
         self.runs: OrderedDict[Hashable, CapturedRun] = OrderedDict()
 
     def get(
         self, model: Decodable, regions: Regions, strategy: Strategy, rules: Rules, encoded: State | None = None
     ) -> CapturedRun:
-        """A run for these pictures and what fills up its batch: copies of the last of them."""
-        if encoded is None and (missing := bucket(len(regions)) - len(regions)):
-            regions = regions.each(lambda t: torch.cat((t, t[-1:].expand(missing, *t.shape[1:]))))
+        """A run for these pictures and, unless they are encoded, what fills up its batch."""
+        if encoded is None:
+            regions = fill_up(regions)
         given = (*regions.parts(), *(encoded or {}).values())
         shapes = tuple(None if t is None else (t.shape, t.dtype, t.device) for t in given)
-        key = (id(model), shapes, strategy, rules, encoded is None)
+        key = (getattr(model, "key", id(model)), shapes, strategy, rules, encoded is None)
         run = self.runs.pop(key, None)
         if run is None:
             while len(self.runs) >= self.most:
@@ -284,6 +293,7 @@ def decode(
     attention: bool = False,
     graphs: Graphs | None = None,
     encoded: State | None = None,
+    pictures: int | None = None,
     stop_early: bool = True,
 ) -> Hypotheses:
     """Caption pictures with any model and any strategy.
@@ -294,6 +304,7 @@ def decode(
         graphs: where to keep captured steps between calls; on a GPU this is many times faster. The model's weights
             must not be replaced meanwhile (changing them in place is fine).
         encoded: the regions as the model's `encode` leaves them, so that they are not encoded again.
+        pictures: how many are asked for, where others fill up the batch behind them.
         stop_early: now and then, check whether all captions have ended; without, a GPU is never waited for.
 
     Raises:
@@ -315,4 +326,4 @@ def decode(
             run.advance()
             if stop_early and step % often == 0 and step < rules.max_length and run.search.over():
                 break
-    return run.best(n_best, regions, attention=attention)
+    return run.best(n_best, regions if pictures is None else regions[:pictures], attention=attention)
