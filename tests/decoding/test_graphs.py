@@ -91,11 +91,11 @@ def test_captured_ensembles_and_other_shapes() -> None:
 
 def test_words_for_the_moment_are_served_by_one_captured_run() -> None:
     model, graphs = tiny.build("m2").cuda(), Graphs()
-    regions = fill_up(tiny.pictures(3, 6).to("cuda"))
+    regions = fill_up(tiny.pictures(3, 6, 2).to("cuda"))
     for words, kin in ((("okapi",), (5, 6)), (("red panda",), (8,)), (("Rex",), (9, 4))):
         shares = Shares((tiny.VOCAB,), (kin,), torch.tensor([[0.9], [0.0], [0.5]]))
         extension = Extension(words, kin[:1], shares)
-        expected = decode(Extended(model, extension), tiny.pictures(3, 6).to("cuda"), Beam(4), RULES)
+        expected = decode(Extended(model, extension), tiny.pictures(3, 6, 2).to("cuda"), Beam(4), RULES)
         roomy = Extended(model, extension.filled_up(len(regions)), roomy=True)
         encoded = roomy.encode(regions)
         captured = decode(roomy, regions, Beam(4), RULES, graphs=graphs, encoded=encoded, pictures=3)
