@@ -1,5 +1,6 @@
 """Triton kernels: what decoding and self-critical training on a CUDA GPU spend their time on, one pass each.
 
+    add_norm           a residual and the layer norm after it
     decode_attention   attention of a few queries, one for each hypothesis
     log_softmax_rows   log-softmax in float32 of half-precision logits
     top_k_rows         the k greatest of each row
@@ -24,6 +25,7 @@ except ImportError:  # no CUDA build of torch, or a platform without Triton
     triton = None
 
 MOST_WORDS, MOST_KEPT, GROUP = 32_768, 16, 128  # columns and results of `top_k_rows`, and columns it reads together
+WIDEST = 4096  # numbers of a row that are read at once
 MANY_KEYS = 64  # fewer are as fast in torch's fused kernel
 LONGEST_CANDIDATE = 128  # words that `cider_d` compares at once
 
@@ -46,6 +48,35 @@ def attend_by_products(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """
     scores = (query * query.shape[-1] ** -0.5) @ keys.transpose(-1, -2)
     return scores.softmax(-1) @ values
+
+
+def _in_half_on_cuda(x: Tensor) -> bool:
+    """Whether a kernel for inference may read x: half precision on CUDA, no gradient, no compiler that does its own."""
+    return (
+        triton is not None
+        and x.is_cuda
+        and x.dtype in (torch.bfloat16, torch.float16)
+        and not torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+    )
+
+
+def can_add_norm(x: Tensor, added: Tensor) -> bool:
+    """Whether `add_norm` applies."""
+    return _in_half_on_cuda(x) and x.dtype == added.dtype and x.shape[-1] <= WIDEST and x.numel() > 0
+
+
+def add_norm(x: Tensor, added: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """LN(x + added) of x (…, D) and added (…, D), or (L, …, D) for L levels beside the same x."""
+    count = x.shape[-1]
+    x, added = x.contiguous(), added.contiguous()
+    result = torch.empty_like(added)
+    block = triton.next_power_of_2(count)
+    _add_norm[(added.numel() // count,)](
+        x, added, weight, bias, result, x.numel() // count, count, eps,
+        block=block, num_warps=1 if block <= 1024 else 4,
+    )  # fmt: skip
+    return result
 
 
 def can_decode_attention(query: Tensor, keys: Tensor) -> bool:
@@ -152,6 +183,19 @@ def cider_d(
 
 
 if triton is not None:
+
+    @triton.jit
+    def _add_norm(x, added, weight, bias, result, rows, count, eps, block: tl.constexpr):  # type: ignore[no-untyped-def]
+        row = tl.program_id(0).to(tl.int64)
+        places = tl.arange(0, block)
+        here = places < count
+        own = tl.load(x + (row % rows) * count + places, mask=here, other=0.0).to(tl.float32)
+        total = own + tl.load(added + row * count + places, mask=here, other=0.0).to(tl.float32)
+        total = tl.where(here, total - tl.sum(total, 0) / count, 0.0)
+        total = total / tl.sqrt(tl.sum(total * total, 0) / count + eps)
+        total = total * tl.load(weight + places, mask=here, other=0.0).to(tl.float32)
+        total += tl.load(bias + places, mask=here, other=0.0).to(tl.float32)
+        tl.store(result + row * count + places, total.to(result.dtype.element_ty), mask=here)
 
     @triton.jit
     def _decode_attention(  # type: ignore[no-untyped-def]

@@ -105,7 +105,7 @@ class FeedForward(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.norm(x + self.dropout(self.contract(self.dropout(F.relu(self.expand(x))))))
+        return self.norm.add(x, self.dropout(self.contract(self.dropout(F.relu(self.expand(x))))))
 
 
 class EncoderLayer(nn.Module):
@@ -125,7 +125,7 @@ class EncoderLayer(nn.Module):
         else:
             attended, weights = self.attention.with_weights(x, mask=mask)
             trace["encoder"].append(weights)  # (B, H, N, N + slots)
-        return self.feed_forward(self.norm(x + self.dropout(attended)))
+        return self.feed_forward(self.norm.add(x, self.dropout(attended)))
 
 
 class Encoder(nn.Module):
@@ -201,7 +201,7 @@ class MeshedAttention(nn.Module):
         else:
             attended, weights = self.cross.with_weights(y, keys, values, mask=mask)
             trace["regions"].append(weights.mean(2))  # (L, B, Q, N)
-        context = self.norm(y + self.dropout(attended))
+        context = self.norm.add(y, self.dropout(attended))
         if self.gates is None:
             if trace is not None:
                 trace["gates"].append(torch.ones_like(context[..., 0]))
@@ -224,7 +224,7 @@ class DecoderLayer(nn.Module):
         self.feed_forward = FeedForward(config)
 
     def add_words(self, y: Tensor, words: Tensor) -> Tensor:
-        return self.norm(y + self.dropout(words))
+        return self.norm.add(y, self.dropout(words))
 
     def attend_regions(
         self,

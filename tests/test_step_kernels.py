@@ -1,0 +1,42 @@
+"""The kernels of a decoding step say what plain arithmetic says.
+
+On a GPU; and on a CPU where Triton is installed and asked to interpret (TRITON_INTERPRET=1).
+"""
+
+import os
+
+import pytest
+import torch
+
+from meshcap import kernels
+
+INTERPRETED = kernels.triton is not None and os.environ.get("TRITON_INTERPRET") == "1"
+WHERE = "cpu" if INTERPRETED else "cuda"
+pytestmark = [] if INTERPRETED else [pytest.mark.gpu]
+dtypes = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+
+
+@pytest.fixture(autouse=True)
+def no_gradient():
+    with torch.no_grad():
+        yield
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape).to(WHERE, dtype)
+
+
+def near(found: torch.Tensor, expected: torch.Tensor) -> None:
+    atol, rtol = {torch.bfloat16: (0.02, 0.02), torch.float16: (0.004, 0.004)}.get(found.dtype, (1e-5, 1e-5))
+    torch.testing.assert_close(found.float(), expected.float(), atol=atol, rtol=rtol)
+
+
+@dtypes
+@pytest.mark.parametrize(("levels", "rows", "width"), [(0, 1, 16), (0, 7, 512), (3, 5, 512), (2, 3, 50), (1, 2, 1030)])
+def test_add_norm(dtype: torch.dtype, levels: int, rows: int, width: int) -> None:
+    x, added = draw(rows, width, dtype=dtype), draw(*([levels] if levels else []), rows, width, dtype=dtype)
+    weight, bias = draw(width, dtype=dtype), draw(width, dtype=dtype)
+    found = kernels.add_norm(x, added, weight, bias, 1e-5)
+    assert found.shape == added.shape and found.dtype == dtype
+    wide = (x.float() + added.float(), (width,), weight.float(), bias.float(), 1e-5)
+    near(found, torch.nn.functional.layer_norm(*wide))
