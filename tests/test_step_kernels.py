@@ -40,3 +40,13 @@ def test_add_norm(dtype: torch.dtype, levels: int, rows: int, width: int) -> Non
     assert found.shape == added.shape and found.dtype == dtype
     wide = (x.float() + added.float(), (width,), weight.float(), bias.float(), 1e-5)
     near(found, torch.nn.functional.layer_norm(*wide))
+
+
+@dtypes
+@pytest.mark.parametrize("rows", [1, 5, 200])
+def test_linear_relu(dtype: torch.dtype, rows: int) -> None:
+    linear = torch.nn.Linear(64, 136).to(WHERE, dtype)
+    x = draw(2, rows, 64, dtype=dtype)
+    found = kernels.linear_relu(x, linear)
+    assert found.shape == (2, rows, 136) and found.dtype == dtype
+    near(found, torch.nn.functional.linear(x.float(), linear.weight.float(), linear.bias.float()).relu())

@@ -14,7 +14,7 @@ And of a CPU: `attend_by_products`, attention in bfloat16.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 try:
     import triton
@@ -59,6 +59,16 @@ def _in_half_on_cuda(x: Tensor) -> bool:
         and not torch.is_grad_enabled()
         and not torch.compiler.is_compiling()
     )
+
+
+def can_linear_relu(x: Tensor, linear: nn.Module) -> bool:
+    """Whether `linear_relu` applies."""
+    return _in_half_on_cuda(x) and isinstance(linear, nn.Linear) and x.dtype == linear.weight.dtype
+
+
+def linear_relu(x: Tensor, linear: nn.Linear) -> Tensor:
+    """relu(W x + b), the bias and the ReLU at the end of the product itself."""
+    return torch._addmm_activation(linear.bias, x.flatten(0, -2), linear.weight.t()).view(*x.shape[:-1], -1)
 
 
 def can_add_norm(x: Tensor, added: Tensor) -> bool:

@@ -33,6 +33,7 @@ from meshcap.attention import (
     reorder_history,
 )
 from meshcap.errors import MeshcapError
+from meshcap.kernels import can_linear_relu, linear_relu
 from meshcap.memory import MemorySlots
 from meshcap.models.base import CaptionModel, ModelConfig
 from meshcap.models.layers import BoxEmbedding, Norm, Output, Words
@@ -105,7 +106,8 @@ class FeedForward(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.norm.add(x, self.dropout(self.contract(self.dropout(F.relu(self.expand(x))))))
+        inner = linear_relu(x, self.expand) if can_linear_relu(x, self.expand) else F.relu(self.expand(x))
+        return self.norm.add(x, self.dropout(self.contract(self.dropout(inner))))
 
 
 class EncoderLayer(nn.Module):
