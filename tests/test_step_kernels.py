@@ -50,3 +50,27 @@ def test_linear_relu(dtype: torch.dtype, rows: int) -> None:
     found = kernels.linear_relu(x, linear)
     assert found.shape == (2, rows, 136) and found.dtype == dtype
     near(found, torch.nn.functional.linear(x.float(), linear.weight.float(), linear.bias.float()).relu())
+
+
+@dtypes
+@pytest.mark.parametrize("kind", ["sigmoid", "softmax"])
+@pytest.mark.parametrize(("levels", "rows", "width"), [(1, 1, 16), (3, 5, 512), (2, 7, 50), (6, 3, 300)])
+def test_mix_levels(dtype: torch.dtype, kind: str, levels: int, rows: int, width: int) -> None:
+    both = draw(2, rows, 24 + levels * width, dtype=dtype)
+    query, halves = both[..., 24:], 4 * draw(levels, 2, rows, width, dtype=dtype)
+    context = draw(levels, 2, rows, width, dtype=dtype)
+    found = kernels.mix_levels(query, halves, context, kind=kind, scale=0.5)
+    assert found.shape == (2, rows, width) and found.dtype == dtype
+    scores = query.float().unflatten(-1, (levels, width)).movedim(-2, 0) + halves.float()
+    alpha = scores.sigmoid() if kind == "sigmoid" else scores.softmax(0)
+    near(found, (alpha * context.float()).sum(0) * 0.5)
+
+
+@dtypes
+@pytest.mark.parametrize(("shape", "width", "gain"), [((1, 1), 16, 1.0), ((3, 5), 50, 22.6), ((2, 4), 512, 1.0)])
+def test_embed(dtype: torch.dtype, shape: tuple[int, int], width: int, gain: float) -> None:
+    table, positions = draw(11, width, dtype=dtype), draw(8, width, dtype=dtype)
+    ids, step = torch.randint(11, shape).to(WHERE), torch.tensor([4]).to(WHERE)
+    found = kernels.embed(ids, table, gain, positions, step)
+    assert found.shape == (*shape, width) and found.dtype == dtype
+    near(found, table.float()[ids] * gain + positions[5].float())

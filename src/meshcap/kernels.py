@@ -2,6 +2,8 @@
 
     add_norm           a residual and the layer norm after it
     decode_attention   attention of a few queries, one for each hypothesis
+    mix_levels         the gates of a mesh, and its levels added up by them
+    embed              words and their place in the caption
     log_softmax_rows   log-softmax in float32 of half-precision logits
     top_k_rows         the k greatest of each row
     cider_d            the reward of self-critical training
@@ -61,6 +63,23 @@ def _in_half_on_cuda(x: Tensor) -> bool:
     )
 
 
+def can_embed(table: Tensor, positions: Tensor) -> bool:
+    """Whether `embed` applies."""
+    return _in_half_on_cuda(table) and table.dtype == positions.dtype and table.shape[-1] <= WIDEST
+
+
+def embed(ids: Tensor, table: Tensor, gain: float, positions: Tensor, step: Tensor) -> Tensor:
+    """gain · table[ids] + positions[step + 1] for ids (…) -> (…, D); step is a tensor of one number."""
+    count = table.shape[-1]
+    result = table.new_empty(*ids.shape, count)
+    block = triton.next_power_of_2(count)
+    _embed[(ids.numel(),)](
+        ids.contiguous(), table, positions, step, result, count, gain,
+        block=block, num_warps=1 if block <= 1024 else 4,
+    )  # fmt: skip
+    return result
+
+
 def can_linear_relu(x: Tensor, linear: nn.Module) -> bool:
     """Whether `linear_relu` applies."""
     return _in_half_on_cuda(x) and isinstance(linear, nn.Linear) and x.dtype == linear.weight.dtype
@@ -85,6 +104,28 @@ def add_norm(x: Tensor, added: Tensor, weight: Tensor, bias: Tensor, eps: float)
     _add_norm[(added.numel() // count,)](
         x, added, weight, bias, result, x.numel() // count, count, eps,
         block=block, num_warps=1 if block <= 1024 else 4,
+    )  # fmt: skip
+    return result
+
+
+def can_mix_levels(x: Tensor) -> bool:
+    """Whether `mix_levels` applies to levels like x."""
+    return _in_half_on_cuda(x) and x.shape[-1] <= WIDEST
+
+
+def mix_levels(query: Tensor, halves: Tensor, context: Tensor, *, kind: str, scale: float) -> Tensor:
+    """scale · Σ α_i ⊙ context_i, α the `kind` ("sigmoid", or "softmax" over levels) of query_i + halves_i.
+
+    Args:
+        query: (…, L·D), rows may lie apart; halves, context: (L, …, D).
+    """
+    levels, count = context.shape[0], context.shape[-1]
+    rows, halves, context = query.flatten(0, -2), halves.contiguous(), context.contiguous()
+    result = torch.empty_like(context[0])
+    block = triton.next_power_of_2(count)
+    _mix_levels[(rows.shape[0],)](
+        rows, halves, context, result, rows.shape[0], count, rows.stride(0), scale,
+        levels=levels, softmax=kind == "softmax", block=block, num_warps=min(8, max(1, block // 256)),
     )  # fmt: skip
     return result
 
@@ -206,6 +247,43 @@ if triton is not None:
         total = total * tl.load(weight + places, mask=here, other=0.0).to(tl.float32)
         total += tl.load(bias + places, mask=here, other=0.0).to(tl.float32)
         tl.store(result + row * count + places, total.to(result.dtype.element_ty), mask=here)
+
+    @triton.jit
+    def _embed(ids, table, positions, step, result, count, gain, block: tl.constexpr):  # type: ignore[no-untyped-def]
+        row = tl.program_id(0).to(tl.int64)
+        places = tl.arange(0, block)
+        here = places < count
+        word = tl.load(table + tl.load(ids + row) * count + places, mask=here, other=0.0).to(tl.float32)
+        place = tl.load(positions + (tl.load(step) + 1) * count + places, mask=here, other=0.0).to(tl.float32)
+        tl.store(result + row * count + places, (word * gain + place).to(result.dtype.element_ty), mask=here)
+
+    @triton.jit
+    def _mix_levels(  # type: ignore[no-untyped-def]
+        query, halves, context, result, rows, count, stride, scale,
+        levels: tl.constexpr, softmax: tl.constexpr, block: tl.constexpr,
+    ):  # fmt: skip
+        row = tl.program_id(0).to(tl.int64)
+        places = tl.arange(0, block)
+        here = places < count
+        highest = tl.full([block], float("-inf"), tl.float32)
+        total = tl.zeros([block], tl.float32)
+        found = tl.zeros([block], tl.float32)
+        for i in tl.static_range(levels):
+            at = (i * rows + row) * count + places
+            score = tl.load(query + row * stride + i * count + places, mask=here, other=0.0).to(tl.float32)
+            score += tl.load(halves + at, mask=here, other=0.0).to(tl.float32)
+            value = tl.load(context + at, mask=here, other=0.0).to(tl.float32)
+            if softmax:
+                now = tl.maximum(highest, score)
+                shrink, weight = tl.exp(highest - now), tl.exp(score - now)
+                total = total * shrink + weight
+                found = found * shrink + weight * value
+                highest = now
+            else:
+                found += value / (1 + tl.exp(-score))
+        if softmax:
+            found = found / total
+        tl.store(result + row * count + places, (found * scale).to(result.dtype.element_ty), mask=here)
 
     @triton.jit
     def _decode_attention(  # type: ignore[no-untyped-def]

@@ -200,8 +200,12 @@ class CrossAttention(nn.Module):
 
     def forward(self, x: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """What x (B, Q, D) finds at each of G sources: keys and values (G·B, H, N, d) -> (G, B, Q, D)."""
-        found = attend_groups(split_heads(self.query(x), self.heads), keys, values, mask=mask)
-        return self.output(join_heads(found)).unflatten(0, (-1, x.shape[0]))
+        return self.ask(self.query(x), keys, values, mask=mask)
+
+    def ask(self, query: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor | None = None) -> Tensor:
+        """As `forward`, with the query (B, Q, H·d) projected already."""
+        found = attend_groups(split_heads(query, self.heads), keys, values, mask=mask)
+        return self.output(join_heads(found)).unflatten(0, (-1, query.shape[0]))
 
     def with_weights(
         self, x: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor | None = None

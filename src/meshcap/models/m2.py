@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +33,7 @@ from meshcap.attention import (
     reorder_history,
 )
 from meshcap.errors import MeshcapError
-from meshcap.kernels import can_linear_relu, linear_relu
+from meshcap.kernels import can_embed, can_linear_relu, can_mix_levels, embed, linear_relu, mix_levels
 from meshcap.memory import MemorySlots
 from meshcap.models.base import CaptionModel, ModelConfig
 from meshcap.models.layers import BoxEmbedding, Norm, Output, Words
@@ -178,6 +178,23 @@ class Gates(nn.Module):
         return scores.sigmoid() if self.kind == "sigmoid" else scores.softmax(0)
 
 
+class Stacked(NamedTuple):
+    """The weights of a mesh, those that read the same as one matrix: a step is then fewer, larger products."""
+
+    query: Tensor  # (H·d + L·D, D) cross-attention's query and the gates'
+    query_bias: Tensor
+    context: Tensor  # (L, D, D) the gates' other halves, transposed
+
+    def named(self, layer: int) -> State:
+        """As tensors of a state."""
+        return {f"mesh_{name}.{layer}": tensor for name, tensor in self._asdict().items()}
+
+    @classmethod
+    def of(cls, state: State, layer: int) -> Stacked | None:
+        found = [state.get(f"mesh_{name}.{layer}") for name in cls._fields]
+        return cls._make(one for one in found if one is not None) if found[0] is not None else None
+
+
 class MeshedAttention(nn.Module):
     """M(X̃, Y) = Σ α_i ⊙ C(X̃_i, Y): one cross-attention for all levels, weighted by gates.
 
@@ -213,6 +230,25 @@ class MeshedAttention(nn.Module):
             trace["gates"].append(alpha.mean(-1))  # (L, B, Q)
         return (alpha * context).sum(0) * self.scale
 
+    def stacked(self, like: Tensor) -> Stacked | None:
+        """What `step` reads, in the dtype of `like`; None where there is only one level."""
+        if self.gates is None:
+            return None
+        both = self.cross.query, self.gates.query
+        context = torch.stack([half.get_parameter("weight").t() for half in self.gates.context])
+        parts = torch.cat([one.weight for one in both]), torch.cat([one.bias for one in both]), context
+        return Stacked._make(part.to(like.dtype) for part in parts)
+
+    def step(self, y: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, stacked: Stacked) -> Tensor:
+        """As `forward` where `can_mix_levels`."""
+        assert self.gates is not None
+        levels, width = self.gates.levels, y.shape[-1]
+        both = F.linear(y, stacked.query, stacked.query_bias)
+        query, gate_query = both.split([both.shape[-1] - levels * width, levels * width], -1)
+        context = self.norm.add(y, self.dropout(self.cross.ask(query, keys, values, mask=mask)))
+        halves = torch.bmm(context.flatten(1, -2), stacked.context).view_as(context)
+        return mix_levels(gate_query, halves, context, kind=self.gates.kind, scale=self.scale)
+
 
 class DecoderLayer(nn.Module):
     """Self-attention over the words so far, meshed attention to the picture, a feed-forward."""
@@ -236,8 +272,12 @@ class DecoderLayer(nn.Module):
         mask: Tensor | None,
         trace: Trace | None = None,
         recall: Recall | None = None,
+        stacked: Stacked | None = None,
     ) -> Tensor:
-        found = self.mesh(y, keys, values, mask, trace)
+        if stacked is not None and can_mix_levels(y):
+            found = self.mesh.step(y, keys, values, mask, stacked)
+        else:
+            found = self.mesh(y, keys, values, mask, trace)
         return self.feed_forward(found if recall is None else recall(y, found))
 
 
@@ -304,9 +344,15 @@ class Decoder(nn.Module):
         log_probs = self.output(y, self.output.aligned() if y.is_cuda else None)
         return (log_probs if memory is None else memory.say(y, log_probs)).unflatten(1, (captions, length))
 
+    def place(self, ids: Tensor, step: Tensor) -> Tensor:
+        """Words (B, W) said at place `step` (1,), as the first layer reads them: (B, W, D)."""
+        if can_embed(self.words.weight, self.positions):
+            return embed(ids, self.words.weight, self.words.gain, self.positions, step)
+        return self.words(ids) + self.positions.index_select(0, step + 1)
+
     def step(self, ids: Tensor, state: State, memory: DecoderMemory | None = None) -> Tensor:
         """One word further: ids (B, W) -> log-probabilities (B, W, V); `state` advances in place."""
-        y = self.words(ids) + self.positions.index_select(0, state["step"] + 1)  # (B, W, D)
+        y = self.place(ids, state["step"])  # (B, W, D)
         cache = HistoryCache.open(state, y.dtype)
         mask = state.get("regions_visible")
         for index in range(len(self.layers)):
@@ -314,7 +360,7 @@ class Decoder(nn.Module):
             y = layer.add_words(y, layer.attention.cached(y, cache, index))
             recall = None if memory is None else memory.layer(index)
             keys, values = state[f"region_keys.{index}"], state[f"region_values.{index}"]
-            y = layer.attend_regions(y, keys, values, mask, recall=recall)
+            y = layer.attend_regions(y, keys, values, mask, recall=recall, stacked=Stacked.of(state, index))
         state["step"] += 1
         log_probs = self.output(y, (state["output_weight"], state["output_bias"]) if y.is_cuda else None)
         return log_probs if memory is None else memory.say(y, log_probs)
@@ -366,6 +412,8 @@ class M2(CaptionModel):
             if not levels.is_cuda:  # read at every step: laid out once as products on a CPU are fastest
                 keys, values = keys.contiguous(), values.contiguous()
             state[f"region_keys.{layer}"], state[f"region_values.{layer}"] = keys, values
+            stacked = self.decoder.layer(layer).mesh.stacked(keys) if can_mix_levels(levels) else None
+            state |= {} if stacked is None else stacked.named(layer)
         layers, keys = self.config.decoder_layers, state["region_keys.0"]
         state |= empty_history(keys, layers=layers, pictures=levels.shape[1], width=width, length=length)
         if levels.is_cuda:
