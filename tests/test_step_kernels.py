@@ -3,12 +3,14 @@
 On a GPU; and on a CPU where Triton is installed and asked to interpret (TRITON_INTERPRET=1).
 """
 
+import itertools
 import os
 
 import pytest
 import torch
 
 from meshcap import kernels
+from meshcap.attention import HistoryCache, attend, empty_history, join_heads, reorder_history, split_heads
 
 INTERPRETED = kernels.triton is not None and os.environ.get("TRITON_INTERPRET") == "1"
 WHERE = "cpu" if INTERPRETED else "cuda"
@@ -74,3 +76,47 @@ def test_embed(dtype: torch.dtype, shape: tuple[int, int], width: int, gain: flo
     found = kernels.embed(ids, table, gain, positions, step)
     assert found.shape == (*shape, width) and found.dtype == dtype
     near(found, table.float()[ids] * gain + positions[5].float())
+
+
+@dtypes
+@pytest.mark.parametrize(
+    ("pictures", "heads", "beams", "words", "d"), [(1, 1, 1, 3, 16), (2, 3, 5, 20, 64), (1, 2, 2, 40, 32)]
+)
+def test_attend_history_and_follow_parents(
+    dtype: torch.dtype, pictures: int, heads: int, beams: int, words: int, d: int
+) -> None:
+    """Against the plain cache, as beams go on from each other."""
+    like = draw(heads, 1, d, dtype=dtype)
+    shape = {"layers": 2, "pictures": pictures, "width": beams, "length": words}
+    own = torch.arange(beams, dtype=torch.int32, device=WHERE)[:, None].repeat(pictures, 1, words)
+    state = empty_history(like.float().cpu(), **shape)
+    step = torch.zeros(1, dtype=torch.long, device=WHERE)
+    keys, values = torch.full((2, *state["keys"].shape), 77.0).to(WHERE, dtype)  # what is not written is not read
+    for _ in range(words):
+        cache = HistoryCache.open(state, torch.float32)
+        for layer in range(2):
+            new = draw(pictures, beams, 3 * heads * d, dtype=dtype)
+            query, *both = (split_heads(one, heads).float().cpu() for one in new.chunk(3, -1))
+            expected = attend(query, *cache.append(layer, *both), mask=cache.mask)
+            found = kernels.attend_history(new, keys[layer], values[layer], own, step)
+            assert found.shape == (pictures, beams, heads * d) and found.dtype == dtype
+            near(found.cpu(), join_heads(expected))
+        step += 1
+        state["step"] += 1
+        parents = torch.randint(beams, (pictures, beams))
+        kernels.follow_parents(own, parents.to(WHERE), step)
+        reorder_history(state, parents)
+
+
+def test_a_table_too_large_to_be_moved_at_once_is_followed_alike() -> None:
+    ancestors = torch.randint(5, (2, 5, 9), dtype=torch.int32, device=WHERE)
+    parents, step = torch.randint(5, (2, 5), device=WHERE), torch.tensor([4], device=WHERE)
+    expected = ancestors.clone()
+    for b, w in itertools.product(range(2), range(5)):
+        expected[b, w, :4] = ancestors[b, parents[b, w], :4]
+    for limit in (kernels.WIDEST, 1):
+        found = ancestors.clone()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(kernels, "WIDEST", limit)
+            reorder_history({"ancestors": found, "step": step}, parents)
+        assert torch.equal(found, expected)

@@ -1,5 +1,7 @@
 """Triton kernels: what decoding and self-critical training on a CUDA GPU spend their time on, one pass each.
 
+    attend_history     attention of each hypothesis's new word to the words before it, in a cache that is never moved
+    follow_parents     the table of who said those words, after a beam search has chosen
     add_norm           a residual and the layer norm after it
     decode_attention   attention of a few queries, one for each hypothesis
     mix_levels         the gates of a mesh, and its levels added up by them
@@ -128,6 +130,49 @@ def mix_levels(query: Tensor, halves: Tensor, context: Tensor, *, kind: str, sca
         levels=levels, softmax=kind == "softmax", block=block, num_warps=min(8, max(1, block // 256)),
     )  # fmt: skip
     return result
+
+
+def can_attend_history(like: Tensor) -> bool:
+    """Whether `attend_history` applies to heads like those of keys (…, H, N, d)."""
+    return _in_half_on_cuda(like) and like.shape[-1] in (8, 16, 32, 64, 128)
+
+
+def attend_history(new: Tensor, keys: Tensor, values: Tensor, ancestors: Tensor, step: Tensor) -> Tensor:
+    """What each hypothesis's new word finds among its own words so far; the new key and value join the cache.
+
+    Args:
+        new: (B, W, 3·H·d), the word's query, key and value.
+        keys, values: (B, H, places, d), the word of place t of hypothesis w at t · W + w.
+        ancestors: (B, W, T) which hypothesis said word t of hypothesis w.
+        step: a tensor of one number, the new word's t.
+
+    Returns:
+        (B, W, H·d).
+    """
+    pictures, heads, places, d = keys.shape
+    width, length = ancestors.shape[1:]
+    new = new.contiguous()
+    found = new.new_empty(pictures, width, heads * d)
+    _attend_history[(pictures * width, heads)](
+        new, keys, values, ancestors, step, found, width, length, heads, places,
+        d=d, block=32, scale=d**-0.5, num_warps=2,
+    )  # fmt: skip
+    return found
+
+
+def can_follow_parents(ancestors: Tensor) -> bool:
+    """Whether `follow_parents` applies: a picture's table is moved at once."""
+    width, length = ancestors.shape[1:]
+    return triton is not None and triton.next_power_of_2(width) * triton.next_power_of_2(length) <= WIDEST
+
+
+def follow_parents(ancestors: Tensor, parents: Tensor, step: Tensor) -> None:
+    """In place, ancestors (B, W, T) of the first `step` words are those of hypotheses parents (B, W)."""
+    pictures, width, length = ancestors.shape
+    _follow_parents[(pictures,)](
+        ancestors, parents.contiguous(), step, width, length,
+        rows=triton.next_power_of_2(width), columns=triton.next_power_of_2(length), num_warps=1,
+    )  # fmt: skip
 
 
 def can_decode_attention(query: Tensor, keys: Tensor) -> bool:
@@ -284,6 +329,52 @@ if triton is not None:
         if softmax:
             found = found / total
         tl.store(result + row * count + places, (found * scale).to(result.dtype.element_ty), mask=here)
+
+    @triton.jit
+    def _attend_history(  # type: ignore[no-untyped-def]
+        new, keys, values, ancestors, step, found, width, length, heads, places,
+        d: tl.constexpr, block: tl.constexpr, scale: tl.constexpr,
+    ):  # fmt: skip
+        # One program for each head of each hypothesis. Nobody else reads what is new, so nothing waits for it.
+        row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+        now = tl.load(step).to(tl.int32)
+        columns, along = tl.arange(0, d), tl.arange(0, block)
+        at = new + row * 3 * heads * d + head * d + columns
+        query = tl.load(at).to(tl.float32) * scale
+        key, value = tl.load(at + heads * d), tl.load(at + 2 * heads * d)
+        cache = ((row // width) * heads + head) * places * d
+        own = cache + (now * width + row % width) * d + columns
+        tl.store(keys + own, key)
+        tl.store(values + own, value)
+        highest = tl.sum(query * key.to(tl.float32), 0)
+        total = tl.full([], 1.0, tl.float32)
+        result = value.to(tl.float32)
+        for start in range(0, now, block):
+            t = start + along
+            here = t < now
+            speaker = tl.load(ancestors + row * length + t, mask=here, other=0).to(tl.int32)
+            said = cache + (t * width + speaker)[:, None] * d + columns[None, :]
+            k = tl.load(keys + said, mask=here[:, None], other=0.0).to(tl.float32)
+            v = tl.load(values + said, mask=here[:, None], other=0.0).to(tl.float32)
+            scores = tl.where(here, tl.sum(k * query[None, :], 1), float("-inf"))
+            top = tl.maximum(highest, tl.max(scores, 0))
+            shrink, weights = tl.exp(highest - top), tl.exp(scores - top)
+            total = total * shrink + tl.sum(weights, 0)
+            result = result * shrink + tl.sum(v * weights[:, None], 0)
+            highest = top
+        tl.store(found + row * heads * d + head * d + columns, (result / total).to(found.dtype.element_ty))
+
+    @triton.jit
+    def _follow_parents(  # type: ignore[no-untyped-def]
+        ancestors, parents, step, width, length, rows: tl.constexpr, columns: tl.constexpr
+    ):
+        own = ancestors + tl.program_id(0).to(tl.int64) * width * length
+        w, t = tl.arange(0, rows), tl.arange(0, columns)
+        parent = tl.load(parents + tl.program_id(0).to(tl.int64) * width + w, mask=w < width, other=0).to(tl.int32)
+        past = (w < width)[:, None] & (t < tl.minimum(tl.load(step).to(tl.int32), length))[None, :]
+        before = tl.load(own + parent[:, None] * length + t[None, :], mask=past, other=0)
+        tl.debug_barrier()  # all is read before anything is written
+        tl.store(own + w[:, None] * length + t[None, :], before, mask=past)
 
     @triton.jit
     def _decode_attention(  # type: ignore[no-untyped-def]

@@ -25,11 +25,11 @@ from torch import Tensor, nn
 
 from meshcap.attention import (
     CrossAttention,
-    HistoryCache,
     SelfAttention,
     State,
     additive_mask,
     empty_history,
+    open_history,
     reorder_history,
 )
 from meshcap.errors import MeshcapError
@@ -353,7 +353,7 @@ class Decoder(nn.Module):
     def step(self, ids: Tensor, state: State, memory: DecoderMemory | None = None) -> Tensor:
         """One word further: ids (B, W) -> log-probabilities (B, W, V); `state` advances in place."""
         y = self.place(ids, state["step"])  # (B, W, D)
-        cache = HistoryCache.open(state, y.dtype)
+        cache = open_history(state, y.dtype)
         mask = state.get("regions_visible")
         for index in range(len(self.layers)):
             layer = self.layer(index)
