@@ -3,14 +3,19 @@
 On a GPU; and on a CPU where Triton is installed and asked to interpret (TRITON_INTERPRET=1).
 """
 
+import copy
 import itertools
 import os
 
 import pytest
 import torch
 
+import tiny
 from meshcap import kernels
 from meshcap.attention import HistoryCache, attend, empty_history, join_heads, reorder_history, split_heads
+from meshcap.decoding import choose
+from meshcap.decoding.choose import Choice, Search, best_continuations, keep_finished
+from meshcap.models import M2, M2Config
 
 INTERPRETED = kernels.triton is not None and os.environ.get("TRITON_INTERPRET") == "1"
 WHERE = "cpu" if INTERPRETED else "cuda"
@@ -120,3 +125,66 @@ def test_a_table_too_large_to_be_moved_at_once_is_followed_alike() -> None:
             patch.setattr(kernels, "WIDEST", limit)
             reorder_history({"ancestors": found, "step": step}, parents)
         assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("name", [name for name in tiny.names() if isinstance(tiny.shared(name), M2)])
+def test_steps_with_and_without(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole steps of a captioner in bfloat16, as beams go on from each other."""
+    model = copy.deepcopy(tiny.shared(name)).to(WHERE, torch.bfloat16)
+    pictures = tiny.pictures(6, 4).to(WHERE, torch.bfloat16)
+    said = []
+    for used in (True, False):
+        monkeypatch.setattr(kernels, "_in_half_on_cuda", lambda x, used=used: used and x.dtype == torch.bfloat16)
+        torch.manual_seed(0)
+        state = model.start(model.encode(pictures), width=3, length=5)
+        assert ("ancestors" in state) == (used and model.config.head_width == 8)
+        assert ("mesh_query.0" in state) == (used and model.config.mesh == "full")
+        for _ in range(5):
+            ids = torch.randint(4, tiny.VOCAB, (2, 3)).to(WHERE)
+            said.append(model.step(ids, state).exp())
+            model.reorder(state, torch.randint(3, (2, 3)).to(WHERE))
+    for found, expected in zip(said[:5], said[5:], strict=True):
+        torch.testing.assert_close(found, expected, atol=0.02, rtol=0.1)
+
+
+@pytest.mark.parametrize(("pictures", "beams", "k"), [(1, 1, 1), (3, 5, 5), (2, 4, 3), (2, 16, 16)])
+def test_choose_words(pictures: int, beams: int, k: int) -> None:
+    for seed in range(3):
+        torch.manual_seed(seed)
+        gained = torch.randn(pictures, beams, k).sort(-1, descending=True).values
+        gained[..., -1] = float("-inf")
+        words = torch.rand(pictures, beams, 50).topk(k).indices
+        search = Search.new(M2Config(vocab_size=50), pictures=pictures, width=beams, length=4, device="cpu")
+        search.scores.copy_(torch.randn(pictures, beams))
+        search.scores[0, 1:] = float("-inf")
+        search.finished.copy_(torch.rand(pictures, beams) < 0.3)
+        expected = best_continuations(
+            search, *keep_finished(search.finished, gained, words, search.settings.pad), penalty=0
+        )
+        given = (one.to(WHERE) for one in (gained, words, search.finished, search.scores))
+        found = Choice(*(one.cpu() for one in kernels.choose_words(*given, search.settings.pad)))
+        torch.testing.assert_close(found.scores, expected.scores)
+        real = expected.scores > float("-inf")  # which of those that nothing is allowed to follow is all the same
+        for name in Choice._fields:
+            mine, theirs = getattr(found, name), getattr(expected, name)
+            assert mine.dtype == theirs.dtype and torch.equal(mine[real], theirs[real])
+        assert found.parents.min() >= 0 and found.parents.max() < beams
+
+
+@pytest.mark.parametrize("moved", [True, False])
+@pytest.mark.parametrize(("pictures", "beams", "length"), [(1, 1, 1), (3, 5, 20), (2, 3, 33)])
+def test_take_words(moved: bool, pictures: int, beams: int, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = M2Config(vocab_size=6)
+    ours = Search.new(settings, pictures=pictures, width=beams, length=length, device=WHERE)
+    theirs = Search.new(settings, pictures=pictures, width=beams, length=length, device="cpu")
+    for step in range(length):
+        scores = torch.randn(pictures, beams)
+        scores[torch.rand(pictures, beams) < 0.1] = float("-inf")
+        parents = torch.randint(beams, (pictures, beams)) if moved else None
+        choice = Choice(parents, torch.randint(6, (pictures, beams)), torch.randn(pictures, beams), scores)
+        monkeypatch.setattr(choose, "can_take_words", lambda ids: False)
+        theirs.take(choice)
+        monkeypatch.setattr(choose, "can_take_words", lambda ids: True)
+        ours.take(Choice(*(None if one is None else one.to(WHERE) for one in choice)))
+        for name in ("ids", "log_probs", "scores", "lengths", "finished", "last", "step"):
+            assert torch.equal(getattr(ours, name).cpu(), getattr(theirs, name)), (name, step)

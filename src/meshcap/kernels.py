@@ -8,6 +8,8 @@
     embed              words and their place in the caption
     log_softmax_rows   log-softmax in float32 of half-precision logits
     top_k_rows         the k greatest of each row
+    choose_words       the best continuations of a beam
+    take_words         what was chosen written down, in the order of the hypotheses that go on
     cider_d            the reward of self-critical training
 
 Each has a twin in plain torch that is used where the kernel does not apply, and gives the same numbers.
@@ -254,6 +256,54 @@ def top_k_rows(log_probs: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return values.view(*log_probs.shape[:-1], k), ids.view(*log_probs.shape[:-1], k)
 
 
+def can_choose_words(gained: Tensor) -> bool:
+    """Whether `choose_words` applies to candidates (B, W, k)."""
+    return triton is not None and gained.is_cuda and gained.shape[1] <= MOST_KEPT and gained.shape[2] <= MOST_KEPT
+
+
+def choose_words(
+    gained: Tensor, words: Tensor, finished: Tensor, scores: Tensor, pad: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of W hypotheses with k candidate words each, the W best sums of scores: parents, words, gains and scores (B, W).
+
+    Args:
+        gained, words: (B, W, k) log-probabilities and ids.
+        finished: (B, W) which have ended and stay as they are, with `pad` for a word.
+        scores: (B, W) so far.
+    """
+    pictures, width, k = gained.shape
+    parents, chosen = (torch.empty_like(scores, dtype=torch.long) for _ in range(2))
+    gains, totals = torch.empty_like(scores), torch.empty_like(scores)
+    _choose_words[(pictures,)](
+        gained.contiguous(), words.contiguous(), finished.view(torch.uint8), scores,
+        parents, chosen, gains, totals, pad,
+        width=width, k=k, block=triton.next_power_of_2(width * k), num_warps=1,
+    )  # fmt: skip
+    return parents, chosen, gains, totals
+
+
+def can_take_words(ids: Tensor) -> bool:
+    """Whether `take_words` applies to captions (B, W, T)."""
+    width, length = ids.shape[1:]
+    fits = triton is not None and triton.next_power_of_2(width) * triton.next_power_of_2(length) <= WIDEST
+    return fits and ids.is_cuda and not torch.compiler.is_compiling()
+
+
+def take_words(
+    parents: Tensor | None, words: Tensor, gains: Tensor, scores: Tensor,
+    ids: Tensor, log_probs: Tensor, totals: Tensor, lengths: Tensor, finished: Tensor, last: Tensor, step: Tensor,
+    *, pad: int, eos: int,
+) -> None:  # fmt: skip
+    """In place, what `meshcap.decoding.choose.Search.take` does: a choice (B, W each) written into a search."""
+    pictures, width, length = ids.shape
+    given = (one.contiguous() for one in (words if parents is None else parents, words, gains, scores))
+    _take_words[(pictures,)](
+        *given, ids, log_probs, totals, lengths, finished.view(torch.uint8), last, step, width, length, pad, eos,
+        moved=parents is not None,
+        rows=triton.next_power_of_2(width), columns=triton.next_power_of_2(length), num_warps=1,
+    )  # fmt: skip
+
+
 def can_cider(ids: Tensor) -> bool:
     """Whether `cider_d` applies to candidates (rows, T)."""
     return triton is not None and ids.is_cuda and 0 < ids.shape[1] <= LONGEST_CANDIDATE and len(ids) > 0
@@ -450,6 +500,64 @@ if triton is not None:
             tl.store(ids + tl.program_id(0) * k + i, word.to(tl.int64))
             chosen = tl.where(slot == i, word, chosen)
             peaks = tl.where(group == top, tl.max(tl.where(inside == place, float("-inf"), left), 0), peaks)
+
+    @triton.jit
+    def _choose_words(  # type: ignore[no-untyped-def]
+        gained, words, finished, scores, parents, chosen, gains, totals, pad,
+        width: tl.constexpr, k: tl.constexpr, block: tl.constexpr,
+    ):  # fmt: skip
+        # One program a picture: all its candidates side by side, the best of them taken `width` times.
+        picture = tl.program_id(0).to(tl.int64)
+        slot = tl.arange(0, block)
+        real = slot < width * k
+        row = slot // k
+        ended = tl.load(finished + picture * width + row, mask=real, other=0) != 0
+        gain = tl.load(gained + picture * width * k + slot, mask=real, other=float("-inf"))
+        gain = tl.where(ended, tl.where(slot % k == 0, 0.0, float("-inf")), gain)
+        word = tl.load(words + picture * width * k + slot, mask=real, other=0)
+        word = tl.where(ended, pad, word)
+        total = tl.load(scores + picture * width + row, mask=real, other=float("-inf")) + gain
+        left = tl.where(real, tl.maximum(total, LEAST), float("-inf"))
+        for i in range(width):
+            best = tl.argmax(left, 0)
+            here = slot == best
+            at = picture * width + i
+            tl.store(parents + at, (best // k).to(tl.int64))
+            tl.store(chosen + at, tl.sum(tl.where(here, word, 0), 0))
+            tl.store(gains + at, tl.max(tl.where(here, gain, float("-inf")), 0))
+            tl.store(totals + at, tl.max(tl.where(here, total, float("-inf")), 0))
+            left = tl.where(here, float("-inf"), left)
+
+    @triton.jit
+    def _take_words(  # type: ignore[no-untyped-def]
+        parents, words, gains, scores, ids, log_probs, totals, lengths, finished, last, step, width, length, pad, eos,
+        moved: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr,
+    ):  # fmt: skip
+        first = tl.program_id(0).to(tl.int64) * width
+        w, t = tl.arange(0, rows), tl.arange(0, columns)
+        real = w < width
+        score = tl.load(scores + first + w, mask=real, other=0.0)
+        alive = score > float("-inf")
+        word = tl.where(alive, tl.load(words + first + w, mask=real, other=0), pad)
+        gain = tl.where(alive, tl.load(gains + first + w, mask=real, other=0.0), 0.0)
+        parent = w
+        if moved:
+            parent = tl.load(parents + first + w, mask=real, other=0).to(tl.int32)
+        here = real[:, None] & (t < length)[None, :]
+        before = (first + parent)[:, None] * length + t[None, :]
+        said = tl.load(ids + before, mask=here, other=0)
+        likely = tl.load(log_probs + before, mask=here, other=0.0)
+        long = tl.load(lengths + first + parent, mask=real, other=0)
+        ended = tl.load(finished + first + parent, mask=real, other=0) != 0
+        now = (t == tl.load(step))[None, :]
+        tl.debug_barrier()  # all is read before anything is written
+        own = (first + w)[:, None] * length + t[None, :]
+        tl.store(ids + own, tl.where(now, word[:, None], said), mask=here)
+        tl.store(log_probs + own, tl.where(now, gain[:, None], likely), mask=here)
+        tl.store(totals + first + w, score, mask=real)
+        tl.store(last + first + w, word, mask=real)
+        tl.store(lengths + first + w, long + (alive & (ended == 0)).to(tl.int64), mask=real)
+        tl.store(finished + first + w, (ended | (word == eos)).to(tl.uint8), mask=real)
 
     @triton.jit
     def _cider(  # type: ignore[no-untyped-def]

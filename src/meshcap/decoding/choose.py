@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from meshcap.decoding.records import Beam, ConstrainedBeam, DiverseBeam, Greedy, Sampling, Settings, Strategy
-from meshcap.kernels import can_top_k, top_k_rows
+from meshcap.kernels import can_choose_words, can_take_words, can_top_k, choose_words, take_words, top_k_rows
 
 INFINITY = float("inf")
 
@@ -67,6 +67,13 @@ class Search:
     def take(self, choice: Choice) -> None:
         """Go on with a choice. A hypothesis that nothing is allowed to follow scores -inf and grows no more."""
         parents, words, log_probs, scores = choice
+        if can_take_words(self.ids):
+            take_words(
+                *choice, self.ids, self.log_probs, self.scores, self.lengths, self.finished, self.last, self.step,
+                pad=self.settings.pad, eos=self.settings.eos,
+            )  # fmt: skip
+            self.step.add_(1)
+            return
         alive = scores > float("-inf")
         words, log_probs = words.masked_fill(~alive, self.settings.pad), log_probs.masked_fill(~alive, 0)
         if parents is not None:
@@ -153,6 +160,8 @@ class BeamChooser:
     def choose(self, log_probs: Tensor, search: Search) -> Choice:
         # The best of each hypothesis are enough to find the best of all, and far less to compare.
         found = best_words(log_probs, self.strategy.beams)
+        if can_choose_words(found[0]) and self.strategy.length_penalty == 0:
+            return Choice(*choose_words(*found, search.finished, search.scores, search.settings.pad))
         gained, words = keep_finished(search.finished, *found, search.settings.pad)
         return best_continuations(search, gained, words, penalty=self.strategy.length_penalty)
 
