@@ -13,7 +13,7 @@ import torch
 import tiny
 from meshcap import kernels
 from meshcap.attention import HistoryCache, attend, empty_history, join_heads, reorder_history, split_heads
-from meshcap.decoding import choose
+from meshcap.decoding import Beam, Rules, choose, decode
 from meshcap.decoding.choose import Choice, Search, best_continuations, keep_finished
 from meshcap.models import M2, M2Config
 
@@ -188,3 +188,66 @@ def test_take_words(moved: bool, pictures: int, beams: int, length: int, monkeyp
         ours.take(Choice(*(None if one is None else one.to(WHERE) for one in choice)))
         for name in ("ids", "log_probs", "scores", "lengths", "finished", "last", "step"):
             assert torch.equal(getattr(ours, name).cpu(), getattr(theirs, name)), (name, step)
+
+
+@dtypes
+@pytest.mark.parametrize(("words", "wide", "k"), [(10, 16, 10), (10201, 10208, 5), (129, 129, 1), (200, 208, 16)])
+def test_top_k_logits(dtype: torch.dtype, words: int, wide: int, k: int) -> None:
+    logits = torch.randn(2, 3, wide).mul(5).to(dtype)[..., :words]
+    logits[0, :, 3] = float("-inf")
+    log_probs = logits.float().log_softmax(-1)
+    totals = kernels.log_totals(logits.to(WHERE)).cpu()
+    torch.testing.assert_close(totals, logits.float().logsumexp(-1))
+    banned = logits.clone()
+    banned[..., 1] = float("-inf")
+    after = log_probs.clone()
+    after[..., 1] = float("-inf")
+    for values, expected, known in ((logits, log_probs, None), (banned, after, totals.to(WHERE))):
+        padded = torch.full((2, 3, wide), 99.0, dtype=dtype)  # what was added is no word
+        padded[..., :words] = values
+        found, ids = (one.cpu() for one in kernels.top_k_logits(padded.to(WHERE)[..., :words], k, known))
+        assert found.dtype == torch.float32 and ids.dtype == torch.long and found.shape == ids.shape == (2, 3, k)
+        torch.testing.assert_close(found, expected.topk(k).values)
+        torch.testing.assert_close(expected.gather(-1, ids), found)
+        assert all(len(set(row)) == k for row in ids.flatten(0, 1).tolist())
+
+
+@dtypes
+def test_logits_of_words_without_a_chance(dtype: torch.dtype) -> None:
+    logits = torch.full((2, 9), float("-inf"), device=WHERE, dtype=dtype)
+    logits[1, 4] = 2
+    values, ids = (one.cpu() for one in kernels.top_k_logits(logits, 3, None))
+    assert values[0].isneginf().all() and values[1].tolist() == [0, float("-inf"), float("-inf")] and ids[1, 0] == 4
+    assert all(len(set(row)) == 3 and max(row) < 9 for row in ids.tolist())
+    values, _ = kernels.top_k_logits(logits, 3, torch.ones(2, device=WHERE))
+    assert values[0].isneginf().all() and values[1, 0] == 1
+
+
+@pytest.mark.parametrize("name", ["m2", "transformer"])
+@pytest.mark.parametrize("ruled", [False, True], ids=["plain", "rules"])
+def test_searches_with_and_without(name: str, ruled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole searches in bfloat16: scores as without the kernels. (Words may differ where they are nearly as likely.)"""
+    model = copy.deepcopy(tiny.shared(name)).to(WHERE, torch.bfloat16)
+    start, aligned = model.start, model.decoder.output.aligned()
+
+    def start_as_on_a_gpu(*args, **more):
+        return start(*args, **more) | dict(zip(("output_weight", "output_bias"), aligned, strict=True))
+
+    monkeypatch.setattr(model, "start", start_as_on_a_gpu)
+    rules = Rules(max_length=7)
+    if ruled:
+        rules = Rules(
+            max_length=7, min_length=2, no_repeat_ngram=2, banned=(5,), banned_phrases=((7, 8),), bad_endings=(6,),
+            end_in_time=True,
+        )  # fmt: skip
+    pictures = tiny.pictures(6, 4).to(WHERE, torch.bfloat16)
+    found = {}
+    for used in (True, False):
+        monkeypatch.setattr(kernels, "_in_half_on_cuda", lambda x, used=used: used and x.dtype == torch.bfloat16)
+        for guard in ("can_take_words", "can_choose_words"):
+            monkeypatch.setattr(choose, guard, lambda like, used=used: used)
+        found[used] = decode(model, pictures, Beam(4), rules, n_best=4)
+    torch.testing.assert_close(found[True].scores, found[False].scores, atol=0.1, rtol=0.05)
+    same = (found[True].ids == found[False].ids).all(-1).float().mean()
+    assert same > 0.5
+    assert not ruled or not (found[True].ids == 5).any()

@@ -8,6 +8,7 @@
     embed              words and their place in the caption
     log_softmax_rows   log-softmax in float32 of half-precision logits
     top_k_rows         the k greatest of each row
+    top_k_logits       the k greatest log-probabilities of each row, of its logits
     choose_words       the best continuations of a beam
     take_words         what was chosen written down, in the order of the hypotheses that go on
     cider_d            the reward of self-critical training
@@ -245,15 +246,42 @@ def top_k_rows(log_probs: Tensor, k: int) -> tuple[Tensor, Tensor]:
     `torch.topk` is built for long rows and any k; for a handful out of ten thousand reading each row once is several
     times faster.
     """
-    rows = log_probs.flatten(0, -2)
-    values = rows.new_empty(rows.shape[0], k)
+    return _greatest(log_probs, k, None, logits=False)
+
+
+def can_top_k_logits(like: Tensor, count: int) -> bool:
+    """Whether `top_k_logits` and `log_totals` apply to `count` logits of the dtype and device of `like`."""
+    return _in_half_on_cuda(like) and count <= MOST_WORDS
+
+
+def top_k_logits(logits: Tensor, k: int, totals: Tensor | None) -> tuple[Tensor, Tensor]:
+    """`top_k_rows` of the log-probabilities that logits (…, V) stand for, which nobody writes out.
+
+    Args:
+        totals: (…), `log_totals` of the logits; None: of these as they are.
+    """
+    return _greatest(logits, k, totals, logits=True)
+
+
+def log_totals(logits: Tensor) -> Tensor:
+    """log Σ exp of each row (…, V), in float32: what lies between logits and log-probabilities."""
+    rows = logits.flatten(0, -2)
+    totals = rows.new_empty(rows.shape[0], dtype=torch.float32)
+    block = triton.next_power_of_2(rows.shape[1])
+    _log_totals[(rows.shape[0],)](rows, totals, rows.stride(0), rows.shape[1], block=block, num_warps=8)
+    return totals.view(logits.shape[:-1])
+
+
+def _greatest(rows: Tensor, k: int, totals: Tensor | None, *, logits: bool) -> tuple[Tensor, Tensor]:
+    shape, rows = rows.shape[:-1], rows.flatten(0, -2)
+    values = rows.new_empty(rows.shape[0], k, dtype=torch.float32)
     ids = torch.empty(rows.shape[0], k, dtype=torch.long, device=rows.device)
     _top_k[(rows.shape[0],)](
-        rows, values, ids, rows.stride(0), rows.shape[1],
+        rows, values if totals is None else totals, values, ids, rows.stride(0), rows.shape[1],
         k=k, kept=triton.next_power_of_2(k), groups=triton.next_power_of_2(-(-rows.shape[1] // GROUP)), size=GROUP,
-        num_warps=8,
+        logits=logits, known=totals is not None, num_warps=8,
     )  # fmt: skip
-    return values.view(*log_probs.shape[:-1], k), ids.view(*log_probs.shape[:-1], k)
+    return values.view(*shape, k), ids.view(*shape, k)
 
 
 def can_choose_words(gained: Tensor) -> bool:
@@ -475,28 +503,44 @@ if triton is not None:
         tl.store(result + row * count + places, x - tl.log(tl.sum(tl.exp(x), 0)), mask=places < count)
 
     @triton.jit
+    def _log_totals(rows, totals, stride, count, block: tl.constexpr):  # type: ignore[no-untyped-def]
+        places = tl.arange(0, block)
+        row = rows + tl.program_id(0).to(tl.int64) * stride
+        x = tl.load(row + places, mask=places < count, other=float("-inf")).to(tl.float32)
+        highest = tl.maximum(tl.max(x, 0), LEAST)
+        tl.store(totals + tl.program_id(0), highest + tl.log(tl.sum(tl.exp(x - highest), 0)))
+
+    @triton.jit
     def _top_k(  # type: ignore[no-untyped-def]
-        rows, values, ids, stride, count,
+        rows, totals, values, ids, stride, count,
         k: tl.constexpr, kept: tl.constexpr, groups: tl.constexpr, size: tl.constexpr,
+        logits: tl.constexpr, known: tl.constexpr,
     ):  # fmt: skip
         # One program a row. It reads the row once for the greatest word of each group; then, k times, it looks again
         # into the group with the greatest one (by now in cache) and notes what that group has left.
         row = rows + tl.program_id(0).to(tl.int64) * stride
         group, inside, slot = tl.arange(0, groups), tl.arange(0, size), tl.arange(0, kept)
         places = group[:, None] * size + inside[None, :]
-        peaks = tl.max(tl.load(row + places, mask=places < count, other=float("-inf")), 1)
+        x = tl.load(row + places, mask=places < count, other=float("-inf")).to(tl.float32)
+        peaks = tl.max(x, 1)
+        less = 0.0
+        if known:
+            less = tl.load(totals + tl.program_id(0))
+        elif logits:
+            highest = tl.maximum(tl.max(peaks, 0), LEAST)
+            less = highest + tl.log(tl.sum(tl.sum(tl.exp(x - highest), 1), 0))
         # What is forbidden (-inf) still counts as a word, what lies beyond the row's end does not.
         peaks = tl.where(group * size < count, tl.maximum(peaks, LEAST), float("-inf"))
         chosen = tl.full([kept], -1, tl.int32)
         for i in range(k):
             top = tl.argmax(peaks, 0)
             here = top * size + inside
-            left = tl.maximum(tl.load(row + here, mask=here < count, other=float("-inf")), LEAST)
+            left = tl.maximum(tl.load(row + here, mask=here < count, other=float("-inf")).to(tl.float32), LEAST)
             taken = tl.sum((here[:, None] == chosen[None, :]).to(tl.int32), 1) > 0
             left = tl.where(taken | (here >= count), float("-inf"), left)
             best, place = tl.max(left, 0, return_indices=True)
             word = top * size + place
-            tl.store(values + tl.program_id(0) * k + i, tl.where(best <= LEAST, float("-inf"), best))
+            tl.store(values + tl.program_id(0) * k + i, tl.where(best <= LEAST, float("-inf"), best - less))
             tl.store(ids + tl.program_id(0) * k + i, word.to(tl.int64))
             chosen = tl.where(slot == i, word, chosen)
             peaks = tl.where(group == top, tl.max(tl.where(inside == place, float("-inf"), left), 0), peaks)

@@ -7,15 +7,30 @@ read back to the host, so that a whole step can be captured as one CUDA graph.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from meshcap.decoding.records import Beam, ConstrainedBeam, DiverseBeam, Greedy, Sampling, Settings, Strategy
-from meshcap.kernels import can_choose_words, can_take_words, can_top_k, choose_words, take_words, top_k_rows
+from meshcap.kernels import (
+    can_choose_words,
+    can_take_words,
+    can_top_k,
+    choose_words,
+    take_words,
+    top_k_logits,
+    top_k_rows,
+)
 
 INFINITY = float("inf")
+
+
+class Logits(NamedTuple):
+    """Log-probabilities (B, W, V) that nobody has written out: values less log Σ exp of them."""
+
+    values: Tensor
+    totals: Tensor | None  # (B, W) those sums, where values have been forbidden since
 
 
 class Choice(NamedTuple):
@@ -102,14 +117,14 @@ class Search:
 class Chooser(Protocol):
     """One strategy with whatever tensors it needs on the search's device.
 
-    It may have a random `generator`, which is seeded anew for every search.
+    It may have a random `generator`, which is seeded anew for every search, and may read `Logits` (`reads_logits`).
     """
 
     def open(self, search: Search) -> None:
         """Set the first scores, where they are not zero."""
 
-    def choose(self, log_probs: Tensor, search: Search) -> Choice:
-        """Choose how all hypotheses go on, by log-probabilities (B, W, V)."""
+    def choose(self, log_probs: Any, search: Search) -> Choice:
+        """Choose how all hypotheses go on, by log-probabilities (B, W, V), or `Logits`."""
 
     def score(self, search: Search) -> Tensor:
         """(B, W): what a person reads as the score of each hypothesis."""
@@ -153,11 +168,12 @@ class GreedyChooser:
 @dataclass(frozen=True)
 class BeamChooser:
     strategy: Beam
+    reads_logits: ClassVar[bool] = True
 
     def open(self, search: Search) -> None:
         one_alive(search)
 
-    def choose(self, log_probs: Tensor, search: Search) -> Choice:
+    def choose(self, log_probs: Tensor | Logits, search: Search) -> Choice:
         # The best of each hypothesis are enough to find the best of all, and far less to compare.
         found = best_words(log_probs, self.strategy.beams)
         if can_choose_words(found[0]) and self.strategy.length_penalty == 0:
@@ -319,8 +335,10 @@ def one_alive(search: Search, groups: int = 1) -> None:
     search.scores.view(len(search.scores), groups, -1)[..., 0] = 0
 
 
-def best_words(log_probs: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def best_words(log_probs: Tensor | Logits, k: int) -> tuple[Tensor, Tensor]:
     """Log-probabilities and ids (…, k) of the k likeliest words of (…, V), likeliest first; k is lowered to V."""
+    if isinstance(log_probs, Logits):
+        return top_k_logits(log_probs.values, min(k, log_probs.values.shape[-1]), log_probs.totals)
     k = min(k, log_probs.shape[-1])
     if log_probs.is_cuda and can_top_k(log_probs, k):
         return top_k_rows(log_probs, k)

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from contextlib import nullcontext
-from typing import Literal, Protocol, overload
+from typing import Literal, Protocol, overload, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from meshcap.decoding.choose import ConstrainedChooser, Search, chooser
+from meshcap.decoding.choose import ConstrainedChooser, Logits, Search, chooser
 from meshcap.decoding.records import Beam, Hypotheses, Rules, Settings, Strategy, expect_kept, mean_probability
+from meshcap.kernels import log_totals
 from meshcap.regions import Regions
 
 # On a GPU, asking whether all captions have ended waits for it: ask every few steps only.
@@ -64,11 +65,19 @@ class Decodable(Protocol):
         """
 
 
+@runtime_checkable
+class SaysLogits(Protocol):
+    """A `Decodable` that may leave the softmax of a step to the search."""
+
+    def logits(self, ids: Tensor, state: State) -> Tensor | None:
+        """As `step`, before the softmax; None, and nothing done, where that is no gain (`can_top_k_logits`)."""
+
+
 Filter = Callable[[Tensor, Search], object]
 
 
 def filters(rules: Rules, model: Settings, device: torch.device) -> list[Filter]:
-    """Each sets the log-probabilities (B, W, V) of what a rule forbids to -inf, in place, on the device."""
+    """Each sets the log-probabilities or logits (B, W, V) of what a rule forbids to -inf, in place, on the device."""
     found: list[Filter] = []
     minus, eos, last_place = float("-inf"), model.eos, rules.max_length - 1
     if rules.banned:
@@ -156,11 +165,19 @@ class DecodeRun:
         self.search.reset()
         self.chooser.open(self.search)
 
-    def advance(self) -> None:
-        log_probs = self.model.step(self.search.last, self.state)  # (B, W, V)
+    def say(self) -> Tensor | Logits:
+        """The next words' log-probabilities (B, W, V), by the rules."""
+        logits = None
+        if isinstance(self.model, SaysLogits) and getattr(self.chooser, "reads_logits", False):
+            logits = self.model.logits(self.search.last, self.state)
+        said = self.model.step(self.search.last, self.state) if logits is None else logits
+        totals = log_totals(said) if logits is not None and self.filters else None
         for forbid in self.filters:
-            forbid(log_probs, self.search)
-        choice = self.chooser.choose(log_probs, self.search)
+            forbid(said, self.search)
+        return said if logits is None else Logits(said, totals)
+
+    def advance(self) -> None:
+        choice = self.chooser.choose(self.say(), self.search)
         if choice.parents is not None:
             self.model.reorder(self.state, choice.parents)
         self.search.take(choice)

@@ -140,7 +140,11 @@ class Output(nn.Module):
             logits = self.words(y)
             logits = logits + self.suppression.to(logits.dtype)
         else:
-            logits = F.linear(y, *aligned)
+            logits = self.logits(y, aligned)
             if can_log_softmax(logits, self.vocab_size):
                 return log_softmax_rows(logits, self.vocab_size)
         return torch.log_softmax(logits, -1, dtype=torch.float32)[..., : self.vocab_size]
+
+    def logits(self, y: Tensor, aligned: Aligned) -> Tensor:
+        """What `forward` takes the softmax of, with the rows that were added."""
+        return F.linear(y, *aligned)

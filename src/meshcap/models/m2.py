@@ -33,7 +33,7 @@ from meshcap.attention import (
     reorder_history,
 )
 from meshcap.errors import MeshcapError
-from meshcap.kernels import can_embed, can_linear_relu, can_mix_levels, embed, linear_relu, mix_levels
+from meshcap.kernels import can_embed, can_linear_relu, can_mix_levels, can_top_k_logits, embed, linear_relu, mix_levels
 from meshcap.memory import MemorySlots
 from meshcap.models.base import CaptionModel, ModelConfig
 from meshcap.models.layers import BoxEmbedding, Norm, Output, Words
@@ -352,6 +352,17 @@ class Decoder(nn.Module):
 
     def step(self, ids: Tensor, state: State, memory: DecoderMemory | None = None) -> Tensor:
         """One word further: ids (B, W) -> log-probabilities (B, W, V); `state` advances in place."""
+        y = self.advance(ids, state, memory)
+        log_probs = self.output(y, (state["output_weight"], state["output_bias"]) if y.is_cuda else None)
+        return log_probs if memory is None else memory.say(y, log_probs)
+
+    def logits(self, ids: Tensor, state: State) -> Tensor:
+        """As `step`, without memory, before the softmax: on a GPU alone."""
+        aligned = state["output_weight"], state["output_bias"]
+        return self.output.logits(self.advance(ids, state), aligned)[..., : self.output.vocab_size]
+
+    def advance(self, ids: Tensor, state: State, memory: DecoderMemory | None = None) -> Tensor:
+        """One word further: ids (B, W) -> the last layer's y (B, W, D)."""
         y = self.place(ids, state["step"])  # (B, W, D)
         cache = open_history(state, y.dtype)
         mask = state.get("regions_visible")
@@ -362,8 +373,7 @@ class Decoder(nn.Module):
             keys, values = state[f"region_keys.{index}"], state[f"region_values.{index}"]
             y = layer.attend_regions(y, keys, values, mask, recall=recall, stacked=Stacked.of(state, index))
         state["step"] += 1
-        log_probs = self.output(y, (state["output_weight"], state["output_bias"]) if y.is_cuda else None)
-        return log_probs if memory is None else memory.say(y, log_probs)
+        return y
 
 
 class M2(CaptionModel):
@@ -423,6 +433,11 @@ class M2(CaptionModel):
 
     def step(self, ids: Tensor, state: State) -> Tensor:
         return self.decoder.step(ids, state)
+
+    def logits(self, ids: Tensor, state: State) -> Tensor | None:
+        if "output_weight" not in state or not can_top_k_logits(state["keys"], self.config.vocab_size):
+            return None
+        return self.decoder.logits(ids, state)
 
     def reorder(self, state: State, parents: Tensor) -> None:
         reorder_history(state, parents)
