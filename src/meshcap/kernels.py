@@ -430,7 +430,7 @@ if triton is not None:
         for start in range(0, now, block):
             t = start + along
             here = t < now
-            speaker = tl.load(ancestors + row * length + t, mask=here, other=0).to(tl.int32)
+            speaker = tl.load(ancestors + row * length + t, mask=t < length, other=0).to(tl.int32)
             said = cache + (t * width + speaker)[:, None] * d + columns[None, :]
             k = tl.load(keys + said, mask=here[:, None], other=0.0).to(tl.float32)
             v = tl.load(values + said, mask=here[:, None], other=0.0).to(tl.float32)

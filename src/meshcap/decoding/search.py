@@ -136,7 +136,7 @@ def _no_repeats(n: int) -> Filter:
 
 
 class DecodeRun:
-    """One search over one batch: `begin` looks at the pictures, `advance` adds a word to every hypothesis.
+    """One search over one batch: `begin` looks at the pictures, `advance` adds words to every hypothesis.
 
     `encoded`: the regions as `encode` leaves them, where somebody has done that already.
     """
@@ -176,7 +176,11 @@ class DecodeRun:
             forbid(said, self.search)
         return said if logits is None else Logits(said, totals)
 
-    def advance(self) -> None:
+    def advance(self, steps: int = 1) -> None:
+        for _ in range(steps):
+            self.step()
+
+    def step(self) -> None:
         choice = self.chooser.choose(self.say(), self.search)
         if choice.parents is not None:
             self.model.reorder(self.state, choice.parents)
@@ -216,7 +220,7 @@ class DecodeRun:
 
 
 class CapturedRun(DecodeRun):
-    """A run whose two parts are recorded as CUDA graphs: one launch a step instead of some hundred.
+    """A run whose parts are recorded as CUDA graphs: one launch for several steps instead of some fifty for each.
 
     It works on tensors of its own, at fixed addresses; pictures of the same shapes are copied in.
     """
@@ -232,14 +236,16 @@ class CapturedRun(DecodeRun):
             super().begin()
             super().advance()
         torch.cuda.current_stream().wait_stream(stream)
-        self.beginning, self.advancing = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        generator = getattr(self.chooser, "generator", None)
-        if generator is not None:
-            self.advancing.register_generator_state(generator)
+        self.beginning = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.beginning):
             super().begin()
-        with torch.cuda.graph(self.advancing, pool=self.beginning.pool()):
-            super().advance()
+        # By how many steps it advances.
+        self.advancing = {steps: torch.cuda.CUDAGraph() for steps in (STEPS_BETWEEN_CHECKS, 1)}
+        for steps, graph in self.advancing.items():
+            if generator := getattr(self.chooser, "generator", None):
+                graph.register_generator_state(generator)
+            with torch.cuda.graph(graph, pool=self.beginning.pool()):
+                super().advance(steps)
 
     def show(self, regions: Regions, encoded: State | None = None) -> None:
         for own, given in zip(self.regions.parts(), regions.parts(), strict=True):
@@ -252,8 +258,11 @@ class CapturedRun(DecodeRun):
     def begin(self) -> None:
         self.beginning.replay()
 
-    def advance(self) -> None:
-        self.advancing.replay()
+    def advance(self, steps: int = 1) -> None:
+        for many, graph in self.advancing.items():
+            for _ in range(steps // many):
+                graph.replay()
+            steps %= many
 
 
 def bucket(pictures: int) -> int:
@@ -339,8 +348,8 @@ def decode(
     # What a step makes is read by the next alone: torch need not count who changes it. (Graphs have made it before.)
     with nullcontext() if isinstance(run, CapturedRun) else torch.inference_mode():
         run.begin()
-        for step in range(1, rules.max_length + 1):
-            run.advance()
-            if stop_early and step % often == 0 and step < rules.max_length and run.search.over():
+        for step in range(0, rules.max_length, often):
+            if stop_early and step and run.search.over():
                 break
+            run.advance(min(often, rules.max_length - step))
     return run.best(n_best, regions if pictures is None else regions[:pictures], attention=attention)
