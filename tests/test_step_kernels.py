@@ -14,6 +14,7 @@ import tiny
 from meshcap import kernels
 from meshcap.attention import HistoryCache, attend, empty_history, join_heads, reorder_history, split_heads
 from meshcap.decoding import Beam, Rules, choose, decode
+from meshcap.decoding import search as loop
 from meshcap.decoding.choose import Choice, Search, best_continuations, keep_finished
 from meshcap.models import M2, M2Config
 
@@ -249,3 +250,42 @@ def test_searches_against_float32(name: str, ruled: bool, monkeypatch: pytest.Mo
     torch.testing.assert_close(found.scores[:, 0].cpu(), expected.scores[:, 0], atol=0.1, rtol=0.05)
     assert (found.ids.cpu() == expected.ids).all(-1).float().mean() > 0.5
     assert not ruled or not (found.ids == 5).any()
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        Rules(max_length=9, banned=(5, 3, 8)),
+        Rules(max_length=9, min_length=4, bad_endings=(6,)),
+        Rules(max_length=9, no_repeat_ngram=1),
+        Rules(max_length=9, no_repeat_ngram=2),
+        Rules(max_length=9, no_repeat_ngram=3, bad_endings=(4, 6, 7), end_in_time=True),
+        Rules(max_length=2, no_repeat_ngram=3),
+        Rules(max_length=9, end_in_time=True),
+        Rules(max_length=9, banned_phrases=((4, 5), (6, 7, 8), (5, 5, 5, 5))),
+        Rules(max_length=9, min_length=2, banned=(4,), banned_phrases=((6, 5),), bad_endings=(7,), end_in_time=True),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_forbid_words(rules: Rules, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, length = M2Config(vocab_size=9), rules.max_length
+    search = Search.new(settings, pictures=3, width=4, length=length, device=WHERE)
+    found = {}
+    for used in (True, False):
+        monkeypatch.setattr(loop, "can_forbid_words", lambda rules, device, used=used: used)
+        found[used] = loop.filters(rules, settings, torch.device(WHERE))
+    assert len(found[True]) == 1
+    for step in range(length):
+        log_probs = torch.randn(3, 4, 16).to(WHERE, dtype)[..., :9]
+        seen = []
+        for used in (True, False):
+            wide = torch.full((3, 4, 16), 99.0).to(WHERE, dtype)
+            wide[..., :9] = log_probs
+            for forbid in found[used]:
+                forbid(wide[..., :9], search)
+            seen.append(wide)
+        assert torch.equal(*seen), step
+        words = torch.randint(4, 9, (3, 4)).to(WHERE)
+        search.ids[..., step], search.last[:] = words, words
+        search.step.add_(1)

@@ -9,6 +9,7 @@
     log_softmax_rows   log-softmax in float32 of half-precision logits
     top_k_rows         the k greatest of each row
     top_k_logits       the k greatest log-probabilities of each row, of its logits
+    forbid_words       what the rules of a search forbid set to -inf
     choose_words       the best continuations of a beam
     take_words         what was chosen written down, in the order of the hypotheses that go on
     cider_d            the reward of self-critical training
@@ -20,8 +21,13 @@ And of a CPU: `attend_by_products`, attention in bfloat16.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from meshcap.decoding.records import Rules
 
 try:
     import triton
@@ -284,6 +290,34 @@ def _greatest(rows: Tensor, k: int, totals: Tensor | None, *, logits: bool) -> t
     return values.view(*shape, k), ids.view(*shape, k)
 
 
+def can_forbid_words(rules: Rules, device: torch.device) -> bool:
+    """Whether `forbid_words` applies."""
+    most = max(len(rules.banned), len(rules.banned_phrases), len(rules.bad_endings), rules.max_length)
+    return triton is not None and device.type == "cuda" and most <= WIDEST
+
+
+def forbid_words(
+    log_probs: Tensor, ids: Tensor, last: Tensor, step: Tensor, banned: Tensor, endings: Tensor, phrases: Tensor,
+    rules: Rules, eos: int,
+) -> None:  # fmt: skip
+    """In place, log-probabilities (B, W, V) of what rules forbid to -inf: `meshcap.decoding.search.filters` at once.
+
+    Args:
+        ids, last: (B, W, T) and (B, W), the words so far; step: a tensor of one number, how many.
+        banned, endings: (n,) the ids of `rules.banned` and `rules.bad_endings`.
+        phrases: (P, L) those of `rules.banned_phrases`, filled up with -1 in front.
+    """
+    rows = log_probs.view(-1, log_probs.shape[-1])
+    blocks = (triton.next_power_of_2(len(one)) if len(one) else 0 for one in (banned, endings, phrases))
+    _forbid_words[(len(rows),)](
+        rows, ids, last, step, banned, endings, phrases,
+        rows.stride(0), rows.shape[1], ids.shape[-1], eos, rules.min_length, rules.max_length - 1,
+        len(banned), len(endings), len(phrases), *blocks,
+        longest=phrases.shape[-1], n=rules.no_repeat_ngram, in_time=rules.end_in_time,
+        columns=triton.next_power_of_2(ids.shape[-1]), size=1024, num_warps=1,
+    )  # fmt: skip
+
+
 def can_choose_words(gained: Tensor) -> bool:
     """Whether `choose_words` applies to candidates (B, W, k)."""
     return triton is not None and gained.is_cuda and gained.shape[1] <= MOST_KEPT and gained.shape[2] <= MOST_KEPT
@@ -544,6 +578,53 @@ if triton is not None:
             tl.store(ids + tl.program_id(0) * k + i, word.to(tl.int64))
             chosen = tl.where(slot == i, word, chosen)
             peaks = tl.where(group == top, tl.max(tl.where(inside == place, float("-inf"), left), 0), peaks)
+
+    @triton.jit
+    def _forbid_words(  # type: ignore[no-untyped-def]
+        rows, ids, last, step, banned, endings, phrases, stride, vocab, length, eos, shortest, last_place,
+        banned_count, ending_count, phrase_count,
+        banned_block: tl.constexpr, ending_block: tl.constexpr, phrase_block: tl.constexpr,
+        longest: tl.constexpr, n: tl.constexpr, in_time: tl.constexpr, columns: tl.constexpr, size: tl.constexpr,
+    ):  # fmt: skip
+        number = tl.program_id(0).to(tl.int64)
+        row, said = rows + number * stride, ids + number * length
+        now = tl.load(step).to(tl.int32)
+        may_end = now + 1 >= shortest
+        if banned_block > 0:
+            at = tl.arange(0, banned_block)
+            word = tl.load(banned + at, mask=at < banned_count, other=0)
+            tl.store(row + word, tl.full([banned_block], float("-inf"), tl.float32), mask=at < banned_count)
+        if ending_block > 0:
+            at = tl.arange(0, ending_block)
+            word = tl.load(endings + at, mask=at < ending_count, other=-1)
+            may_end = may_end & (tl.sum((word == tl.load(last + number)).to(tl.int32), 0) == 0)
+            if in_time:  # the last word of all may be none of these
+                final = (at < ending_count) & (now == last_place - 1)
+                tl.store(row + word, tl.full([ending_block], float("-inf"), tl.float32), mask=final)
+        if phrase_block > 0:
+            at = tl.arange(0, phrase_block)
+            begun = at < phrase_count
+            for i in tl.static_range(longest - 1):
+                want = tl.load(phrases + at * longest + i, mask=at < phrase_count, other=-1)
+                place = now - (longest - 1) + i
+                begun = begun & ((want == -1) | ((place >= 0) & (want == tl.load(said + tl.maximum(place, 0)))))
+            word = tl.load(phrases + at * longest + longest - 1, mask=at < phrase_count, other=0)
+            tl.store(row + word, tl.full([phrase_block], float("-inf"), tl.float32), mask=begun)
+        if n > 0:
+            # Every n words so far whose first n - 1 are the latest n - 1 forbid their last.
+            start = tl.arange(0, columns)
+            repeats = start + n <= now
+            for i in tl.static_range(n - 1):
+                latest = tl.load(said + tl.maximum(now - (n - 1) + i, 0))
+                repeats = repeats & (tl.load(said + start + i, mask=start + n <= now, other=-1) == latest)
+            word = tl.load(said + start + n - 1, mask=start + n <= now, other=0)
+            tl.store(row + word, tl.full([columns], float("-inf"), tl.float32), mask=repeats)
+        end = tl.arange(0, 1)
+        tl.store(row + eos + end, tl.full([1], float("-inf"), tl.float32), mask=(end == 0) & (may_end == 0))
+        if in_time:
+            for begin in range(0, tl.where(now >= last_place, vocab, 0), size):
+                word = begin + tl.arange(0, size)
+                tl.store(row + word, tl.full([size], float("-inf"), tl.float32), mask=(word < vocab) & (word != eos))
 
     @triton.jit
     def _choose_words(  # type: ignore[no-untyped-def]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from meshcap.decoding.choose import ConstrainedChooser, Logits, Search, chooser
 from meshcap.decoding.records import Beam, Hypotheses, Rules, Settings, Strategy, expect_kept, mean_probability
-from meshcap.kernels import log_totals
+from meshcap.kernels import can_forbid_words, forbid_words, log_totals
 from meshcap.regions import Regions
 
 # On a GPU, asking whether all captions have ended waits for it: ask every few steps only.
@@ -78,6 +78,8 @@ Filter = Callable[[Tensor, Search], object]
 
 def filters(rules: Rules, model: Settings, device: torch.device) -> list[Filter]:
     """Each sets the log-probabilities or logits (B, W, V) of what a rule forbids to -inf, in place, on the device."""
+    if can_forbid_words(rules, device):
+        return [] if rules == Rules(max_length=rules.max_length) else [_at_once(rules, model, device)]
     found: list[Filter] = []
     minus, eos, last_place = float("-inf"), model.eos, rules.max_length - 1
     if rules.banned:
@@ -101,6 +103,22 @@ def filters(rules: Rules, model: Settings, device: torch.device) -> list[Filter]
         others = torch.arange(model.vocab_size, device=device) != eos
         found.append(lambda log_probs, search: log_probs.masked_fill_(others & (search.step >= last_place), minus))
     return found
+
+
+def _at_once(rules: Rules, model: Settings, device: torch.device) -> Filter:
+    """All that `filters` forbid by one kernel."""
+    longest = max(map(len, rules.banned_phrases), default=1)
+    phrases = [[-1] * (longest - len(phrase)) + list(phrase) for phrase in rules.banned_phrases]
+    lists = rules.banned, rules.bad_endings, phrases
+    banned, endings, table = (torch.tensor(one, dtype=torch.long, device=device) for one in lists)
+    table = table.view(-1, longest)
+
+    def forbid(log_probs: Tensor, search: Search) -> None:
+        forbid_words(
+            log_probs, search.ids, search.last, search.step, banned, endings, table, rules=rules, eos=model.eos
+        )
+
+    return forbid
 
 
 def _no_phrase(phrase: tuple[int, ...], device: torch.device) -> Filter:
