@@ -280,7 +280,7 @@ def log_totals(logits: Tensor) -> Tensor:
 
 def _greatest(rows: Tensor, k: int, totals: Tensor | None, *, logits: bool) -> tuple[Tensor, Tensor]:
     shape, rows = rows.shape[:-1], rows.flatten(0, -2)
-    values = rows.new_empty(rows.shape[0], k, dtype=torch.float32)
+    values = rows.new_empty(rows.shape[0], k, dtype=torch.float32 if logits else rows.dtype)
     ids = torch.empty(rows.shape[0], k, dtype=torch.long, device=rows.device)
     _top_k[(rows.shape[0],)](
         rows, values if totals is None else totals, values, ids, rows.stride(0), rows.shape[1],
@@ -392,7 +392,7 @@ def cider_d(
 
 if triton is not None:
 
-    @triton.jit
+    @triton.jit(do_not_specialize=["rows"])  # one program for any number of pictures
     def _add_norm(x, added, weight, bias, result, rows, count, eps, block: tl.constexpr):  # type: ignore[no-untyped-def]
         row = tl.program_id(0).to(tl.int64)
         places = tl.arange(0, block)
@@ -414,7 +414,7 @@ if triton is not None:
         place = tl.load(positions + (tl.load(step) + 1) * count + places, mask=here, other=0.0).to(tl.float32)
         tl.store(result + row * count + places, (word * gain + place).to(result.dtype.element_ty), mask=here)
 
-    @triton.jit
+    @triton.jit(do_not_specialize=["rows"])  # one program for any number of pictures
     def _mix_levels(  # type: ignore[no-untyped-def]
         query, halves, context, result, rows, count, stride, scale,
         levels: tl.constexpr, softmax: tl.constexpr, block: tl.constexpr,
@@ -555,7 +555,9 @@ if triton is not None:
         row = rows + tl.program_id(0).to(tl.int64) * stride
         group, inside, slot = tl.arange(0, groups), tl.arange(0, size), tl.arange(0, kept)
         places = group[:, None] * size + inside[None, :]
-        x = tl.load(row + places, mask=places < count, other=float("-inf")).to(tl.float32)
+        x = tl.load(row + places, mask=places < count, other=float("-inf"))
+        if logits:
+            x = x.to(tl.float32)
         peaks = tl.max(x, 1)
         less = 0.0
         if known:
@@ -569,7 +571,10 @@ if triton is not None:
         for i in range(k):
             top = tl.argmax(peaks, 0)
             here = top * size + inside
-            left = tl.maximum(tl.load(row + here, mask=here < count, other=float("-inf")).to(tl.float32), LEAST)
+            left = tl.load(row + here, mask=here < count, other=float("-inf"))
+            if logits:
+                left = left.to(tl.float32)
+            left = tl.maximum(left, LEAST)
             taken = tl.sum((here[:, None] == chosen[None, :]).to(tl.int32), 1) > 0
             left = tl.where(taken | (here >= count), float("-inf"), left)
             best, place = tl.max(left, 0, return_indices=True)
@@ -623,8 +628,8 @@ if triton is not None:
         tl.store(row + eos + end, tl.full([1], float("-inf"), tl.float32), mask=(end == 0) & (may_end == 0))
         if in_time:
             for begin in range(0, tl.where(now >= last_place, vocab, 0), size):
-                word = begin + tl.arange(0, size)
-                tl.store(row + word, tl.full([size], float("-inf"), tl.float32), mask=(word < vocab) & (word != eos))
+                other = begin + tl.arange(0, size)
+                tl.store(row + other, tl.full([size], float("-inf"), tl.float32), mask=(other < vocab) & (other != eos))
 
     @triton.jit
     def _choose_words(  # type: ignore[no-untyped-def]

@@ -115,17 +115,17 @@ def empty_history(like: Tensor, *, layers: int, pictures: int, width: int, lengt
     """
     places = -(-length * width // 8) * 8  # a multiple of 8 keeps masks aligned for the fused kernels
     shape = (layers, pictures, like.shape[-3], places, like.shape[-1])
-    state = {
-        "step": torch.zeros(1, dtype=torch.long, device=like.device),
+    step = torch.zeros(1, dtype=torch.long, device=like.device)
+    if can_attend_history(like):  # which reads what has been written alone
+        own = torch.arange(width, dtype=torch.int32, device=like.device)
+        ancestors = own[:, None].repeat(pictures, 1, length)
+        return {"step": step, "keys": like.new_empty(shape), "values": like.new_empty(shape), "ancestors": ancestors}
+    return {
+        "step": step,
         "keys": like.new_zeros(shape),
         "values": like.new_zeros(shape),
+        "visible": torch.zeros(pictures, width, places, dtype=torch.bool, device=like.device),
     }
-    if can_attend_history(like):
-        own = torch.arange(width, dtype=torch.int32, device=like.device)
-        state["ancestors"] = own[:, None].repeat(pictures, 1, length)
-    else:
-        state["visible"] = torch.zeros(pictures, width, places, dtype=torch.bool, device=like.device)
-    return state
 
 
 def reorder_history(state: State, parents: Tensor) -> None:

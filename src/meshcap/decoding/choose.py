@@ -104,9 +104,9 @@ class Search:
         self.finished.logical_or_(words == self.settings.eos)
         self.step.add_(1)
 
-    def over(self) -> bool:
-        """Whether every hypothesis has ended or is out of the running; reads the data."""
-        return bool((self.finished | (self.scores == float("-inf"))).all())
+    def ended(self) -> Tensor:
+        """Whether every hypothesis has ended or is out of the running, as a tensor."""
+        return (self.finished | (self.scores == float("-inf"))).all()
 
     def latest(self, count: int) -> Tensor:
         """(B, W, count) the latest words, any word where there are fewer."""

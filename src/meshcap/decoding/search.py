@@ -198,6 +198,10 @@ class DecodeRun:
         for _ in range(steps):
             self.step()
 
+    def over(self) -> bool:
+        """Whether every hypothesis has ended or is out of the running; waits for the device."""
+        return bool(self.search.ended())
+
     def step(self) -> None:
         choice = self.chooser.choose(self.say(), self.search)
         if choice.parents is not None:
@@ -257,6 +261,7 @@ class CapturedRun(DecodeRun):
         self.beginning = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.beginning):
             super().begin()
+        self.ended = torch.zeros((), dtype=torch.bool, device=regions.features.device)
         # By how many steps it advances.
         self.advancing = {steps: torch.cuda.CUDAGraph() for steps in (STEPS_BETWEEN_CHECKS, 1)}
         for steps, graph in self.advancing.items():
@@ -264,6 +269,7 @@ class CapturedRun(DecodeRun):
                 graph.register_generator_state(generator)
             with torch.cuda.graph(graph, pool=self.beginning.pool()):
                 super().advance(steps)
+                self.ended.copy_(self.search.ended())
 
     def show(self, regions: Regions, encoded: State | None = None) -> None:
         for own, given in zip(self.regions.parts(), regions.parts(), strict=True):
@@ -281,6 +287,9 @@ class CapturedRun(DecodeRun):
             for _ in range(steps // many):
                 graph.replay()
             steps %= many
+
+    def over(self) -> bool:
+        return bool(self.ended)
 
 
 def bucket(pictures: int) -> int:
@@ -367,7 +376,7 @@ def decode(
     with nullcontext() if isinstance(run, CapturedRun) else torch.inference_mode():
         run.begin()
         for step in range(0, rules.max_length, often):
-            if stop_early and step and run.search.over():
+            if stop_early and step and run.over():
                 break
             run.advance(min(often, rules.max_length - step))
     return run.best(n_best, regions if pictures is None else regions[:pictures], attention=attention)
