@@ -291,3 +291,14 @@ def test_forbid_words(rules: Rules, dtype: torch.dtype, monkeypatch: pytest.Monk
         words = torch.randint(4, 9, (3, 4)).to(WHERE)
         search.ids[..., step], search.last[:] = words, words
         search.step.add_(1)
+
+
+@dtypes
+@pytest.mark.parametrize(("words", "wide"), [(10, 16), (10201, 10208), (64, 64)])
+def test_log_softmax_rows(dtype: torch.dtype, words: int, wide: int) -> None:
+    logits = torch.randn(2, 3, wide).mul(5).to(dtype)
+    logits[0, :, 3] = float("-inf")
+    found = kernels.log_softmax_rows(logits.to(WHERE), words)
+    assert found.shape == (2, 3, words) and found.dtype == torch.float32 and found.stride(-2) % 16 == 0
+    torch.testing.assert_close(found.cpu(), logits[..., :words].float().log_softmax(-1))
+    assert found.view(-1, words).data_ptr() == found.data_ptr()  # what rules forbid is written where it stands

@@ -235,10 +235,11 @@ def can_log_softmax(logits: Tensor, count: int) -> bool:
 def log_softmax_rows(logits: Tensor, count: int) -> Tensor:
     """float32 log-softmax of the first `count` columns, each row read and written once (torch converts it first)."""
     rows = logits.flatten(0, -2)
-    result = rows.new_empty(rows.shape[0], count, dtype=torch.float32)
+    # Rows that begin at multiples of 16 are read several numbers at a time by whoever comes next.
+    result = rows.new_empty(rows.shape[0], -(-count // 16) * 16, dtype=torch.float32)
     block = triton.next_power_of_2(count)
-    _log_softmax[(rows.shape[0],)](rows, result, rows.stride(0), count, block=block, num_warps=8)
-    return result.view(*logits.shape[:-1], count)
+    _log_softmax[(rows.shape[0],)](rows, result, rows.stride(0), result.stride(0), count, block=block, num_warps=8)
+    return result[:, :count].unflatten(0, logits.shape[:-1])
 
 
 def can_top_k(log_probs: Tensor, k: int) -> bool:
@@ -285,7 +286,7 @@ def _greatest(rows: Tensor, k: int, totals: Tensor | None, *, logits: bool) -> t
     _top_k[(rows.shape[0],)](
         rows, values if totals is None else totals, values, ids, rows.stride(0), rows.shape[1],
         k=k, kept=triton.next_power_of_2(k), groups=triton.next_power_of_2(-(-rows.shape[1] // GROUP)), size=GROUP,
-        logits=logits, known=totals is not None, num_warps=8,
+        logits=logits, known=totals is not None, chunk=2048, num_warps=8,
     )  # fmt: skip
     return values.view(*shape, k), ids.view(*shape, k)
 
@@ -529,12 +530,12 @@ if triton is not None:
         tl.store(found + b * f_b + h * f_h + rows[:, None] * f_q + columns[None, :], result.to(q.dtype), mask=own)
 
     @triton.jit
-    def _log_softmax(rows, result, stride, count, block: tl.constexpr):  # type: ignore[no-untyped-def]
+    def _log_softmax(rows, result, stride, spread, count, block: tl.constexpr):  # type: ignore[no-untyped-def]
         row = tl.program_id(0).to(tl.int64)
         places = tl.arange(0, block)
         x = tl.load(rows + row * stride + places, mask=places < count, other=float("-inf")).to(tl.float32)
         x = x - tl.max(x, 0)
-        tl.store(result + row * count + places, x - tl.log(tl.sum(tl.exp(x), 0)), mask=places < count)
+        tl.store(result + row * spread + places, x - tl.log(tl.sum(tl.exp(x), 0)), mask=places < count)
 
     @triton.jit
     def _log_totals(rows, totals, stride, count, block: tl.constexpr):  # type: ignore[no-untyped-def]
@@ -548,7 +549,7 @@ if triton is not None:
     def _top_k(  # type: ignore[no-untyped-def]
         rows, totals, values, ids, stride, count,
         k: tl.constexpr, kept: tl.constexpr, groups: tl.constexpr, size: tl.constexpr,
-        logits: tl.constexpr, known: tl.constexpr,
+        logits: tl.constexpr, known: tl.constexpr, chunk: tl.constexpr,
     ):  # fmt: skip
         # One program a row. It reads the row once for the greatest word of each group; then, k times, it looks again
         # into the group with the greatest one (by now in cache) and notes what that group has left.
@@ -564,7 +565,13 @@ if triton is not None:
             less = tl.load(totals + tl.program_id(0))
         elif logits:
             highest = tl.maximum(tl.max(peaks, 0), LEAST)
-            less = highest + tl.log(tl.sum(tl.sum(tl.exp(x - highest), 1), 0))
+            # Read again, from the nearest cache, rather than kept in registers: so more rows are under way at once.
+            along = tl.arange(0, chunk)
+            total = tl.zeros([chunk], tl.float32)
+            for start in range(0, count, chunk):
+                again = tl.load(row + start + along, mask=start + along < count, other=float("-inf")).to(tl.float32)
+                total += tl.exp(again - highest)
+            less = highest + tl.log(tl.sum(total, 0))
         # What is forbidden (-inf) still counts as a word, what lies beyond the row's end does not.
         peaks = tl.where(group * size < count, tl.maximum(peaks, LEAST), float("-inf"))
         chosen = tl.full([kept], -1, tl.int32)
