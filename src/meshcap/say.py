@@ -137,7 +137,9 @@ class Speaker:
         """The vocabulary, with the words for the moment."""
         return self.vocabulary if found.extension is None else self.vocabulary.extended(found.extension.words)
 
-    def _fit(self, words: list[str], ids: list[int], extension: Extension | None, *, articles: bool) -> dict[int, str]:
+    def _fit(
+        self, words: list[str], ids: list[int], extension: Extension | None, *, articles: bool
+    ) -> dict[int, str]:
         """Words by their places, with articles that fit words for the moment, and, with `articles`, all words."""
         known = len(self.vocabulary)
         new = {place: one - known for place, one in enumerate(ids) if one >= known}

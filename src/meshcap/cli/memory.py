@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from meshcap.memory import Store
 
 NAMED = 10  # pictures that could not be read and are named
-Place = Annotated[str | None, typer.Option("--memory", help="The memory's folder.", show_default="in your data folder")]
+Place = Annotated[
+    str | None, typer.Option("--memory", help="The memory's folder.", show_default="in your data folder")
+]
 
 
 def remember(

@@ -7,13 +7,14 @@ read back to the host, so that a whole step can be captured as one CUDA graph.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from meshcap.decoding.records import Beam, ConstrainedBeam, DiverseBeam, Greedy, Sampling, Settings, Strategy
 from meshcap.kernels import (
+    MOST_KEPT,
     can_choose_words,
     can_take_words,
     can_top_k,
@@ -168,7 +169,10 @@ class GreedyChooser:
 @dataclass(frozen=True)
 class BeamChooser:
     strategy: Beam
-    reads_logits: ClassVar[bool] = True
+
+    @property
+    def reads_logits(self) -> bool:
+        return self.strategy.beams <= MOST_KEPT
 
     def open(self, search: Search) -> None:
         one_alive(search)
