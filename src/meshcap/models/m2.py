@@ -183,7 +183,7 @@ class Stacked(NamedTuple):
 
     query: Tensor  # (H·d + L·D, D) cross-attention's query and the gates'
     query_bias: Tensor
-    context: Tensor  # (L, D, D) the gates' other halves, transposed
+    context: Tensor  # (L, D, D) the gates' other halves
 
     def named(self, layer: int) -> State:
         """As tensors of a state."""
@@ -235,7 +235,7 @@ class MeshedAttention(nn.Module):
         if self.gates is None:
             return None
         both = self.cross.query, self.gates.query
-        context = torch.stack([half.get_parameter("weight").t() for half in self.gates.context])
+        context = torch.stack([half.get_parameter("weight") for half in self.gates.context])
         parts = torch.cat([one.weight for one in both]), torch.cat([one.bias for one in both]), context
         return Stacked._make(part.to(like.dtype) for part in parts)
 
@@ -246,7 +246,7 @@ class MeshedAttention(nn.Module):
         both = F.linear(y, stacked.query, stacked.query_bias)
         query, gate_query = both.split([both.shape[-1] - levels * width, levels * width], -1)
         context = self.norm.add(y, self.dropout(self.cross.ask(query, keys, values, mask=mask)))
-        halves = torch.bmm(context.flatten(1, -2), stacked.context).view_as(context)
+        halves = torch.bmm(context.flatten(1, -2), stacked.context.transpose(1, 2)).view_as(context)
         return mix_levels(gate_query, halves, context, kind=self.gates.kind, scale=self.scale)
 
 
