@@ -1,8 +1,17 @@
 """Triton kernels: what decoding and self-critical training on a CUDA GPU spend their time on, one pass each.
 
+    attend_history     attention of each hypothesis's new word to the words before it, in a cache that is never moved
+    follow_parents     the table of who said those words, after a beam search has chosen
+    add_norm           a residual and the layer norm after it
     decode_attention   attention of a few queries, one for each hypothesis
+    mix_levels         the gates of a mesh, and its levels added up by them
+    embed              words and their place in the caption
     log_softmax_rows   log-softmax in float32 of half-precision logits
     top_k_rows         the k greatest of each row
+    top_k_logits       the k greatest log-probabilities of each row, of its logits
+    forbid_words       what the rules of a search forbid set to -inf
+    choose_words       the best continuations of a beam
+    take_words         what was chosen written down, in the order of the hypotheses that go on
     cider_d            the reward of self-critical training
 
 Each has a twin in plain torch that is used where the kernel does not apply, and gives the same numbers.
@@ -12,8 +21,13 @@ And of a CPU: `attend_by_products`, attention in bfloat16.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from meshcap.decoding.records import Rules
 
 try:
     import triton
@@ -24,6 +38,7 @@ except ImportError:  # no CUDA build of torch, or a platform without Triton
     triton = None
 
 MOST_WORDS, MOST_KEPT, GROUP = 32_768, 16, 128  # columns and results of `top_k_rows`, and columns it reads together
+WIDEST = 4096  # numbers of a row that are read at once
 MANY_KEYS = 64  # fewer are as fast in torch's fused kernel
 LONGEST_CANDIDATE = 128  # words that `cider_d` compares at once
 
@@ -46,6 +61,127 @@ def attend_by_products(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """
     scores = (query * query.shape[-1] ** -0.5) @ keys.transpose(-1, -2)
     return scores.softmax(-1) @ values
+
+
+def _in_half_on_cuda(x: Tensor) -> bool:
+    """Whether a kernel for inference may read x: half precision on CUDA, no gradient, no compiler that does its own."""
+    return (
+        triton is not None
+        and x.is_cuda
+        and x.dtype in (torch.bfloat16, torch.float16)
+        and not torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+    )
+
+
+def can_embed(table: Tensor, positions: Tensor) -> bool:
+    """Whether `embed` applies."""
+    return _in_half_on_cuda(table) and table.dtype == positions.dtype and table.shape[-1] <= WIDEST
+
+
+def embed(ids: Tensor, table: Tensor, gain: float, positions: Tensor, step: Tensor) -> Tensor:
+    """gain · table[ids] + positions[step + 1] for ids (…) -> (…, D); step is a tensor of one number."""
+    count = table.shape[-1]
+    result = table.new_empty(*ids.shape, count)
+    block = triton.next_power_of_2(count)
+    _embed[(ids.numel(),)](
+        ids.contiguous(), table, positions, step, result, count, gain,
+        block=block, num_warps=1 if block <= 1024 else 4,
+    )  # fmt: skip
+    return result
+
+
+def can_linear_relu(x: Tensor, linear: nn.Module) -> bool:
+    """Whether `linear_relu` applies."""
+    return _in_half_on_cuda(x) and isinstance(linear, nn.Linear) and x.dtype == linear.weight.dtype
+
+
+def linear_relu(x: Tensor, linear: nn.Linear) -> Tensor:
+    """relu(W x + b), the bias and the ReLU at the end of the product itself."""
+    return torch._addmm_activation(linear.bias, x.flatten(0, -2), linear.weight.t()).view(*x.shape[:-1], -1)
+
+
+def can_add_norm(x: Tensor, added: Tensor) -> bool:
+    """Whether `add_norm` applies."""
+    return _in_half_on_cuda(x) and x.dtype == added.dtype and x.shape[-1] <= WIDEST and x.numel() > 0
+
+
+def add_norm(x: Tensor, added: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """LN(x + added) of x (…, D) and added (…, D), or (L, …, D) for L levels beside the same x."""
+    count = x.shape[-1]
+    x, added = x.contiguous(), added.contiguous()
+    result = torch.empty_like(added)
+    block = triton.next_power_of_2(count)
+    _add_norm[(added.numel() // count,)](
+        x, added, weight, bias, result, x.numel() // count, count, eps,
+        block=block, num_warps=1 if block <= 1024 else 4,
+    )  # fmt: skip
+    return result
+
+
+def can_mix_levels(x: Tensor) -> bool:
+    """Whether `mix_levels` applies to levels like x."""
+    return _in_half_on_cuda(x) and x.shape[-1] <= WIDEST
+
+
+def mix_levels(query: Tensor, halves: Tensor, context: Tensor, *, kind: str, scale: float) -> Tensor:
+    """scale · Σ α_i ⊙ context_i, α the `kind` ("sigmoid", or "softmax" over levels) of query_i + halves_i.
+
+    Args:
+        query: (…, L·D), rows may lie apart; halves, context: (L, …, D).
+    """
+    levels, count = context.shape[0], context.shape[-1]
+    rows, halves, context = query.flatten(0, -2), halves.contiguous(), context.contiguous()
+    result = torch.empty_like(context[0])
+    block = triton.next_power_of_2(count)
+    _mix_levels[(rows.shape[0],)](
+        rows, halves, context, result, rows.shape[0], count, rows.stride(0), scale,
+        levels=levels, softmax=kind == "softmax", block=block, num_warps=min(8, max(1, block // 256)),
+    )  # fmt: skip
+    return result
+
+
+def can_attend_history(like: Tensor) -> bool:
+    """Whether `attend_history` applies to heads like those of keys (…, H, N, d)."""
+    return _in_half_on_cuda(like) and like.shape[-1] in (8, 16, 32, 64, 128)
+
+
+def attend_history(new: Tensor, keys: Tensor, values: Tensor, ancestors: Tensor, step: Tensor) -> Tensor:
+    """What each hypothesis's new word finds among its own words so far; the new key and value join the cache.
+
+    Args:
+        new: (B, W, 3·H·d), the word's query, key and value.
+        keys, values: (B, H, places, d), the word of place t of hypothesis w at t · W + w.
+        ancestors: (B, W, T) which hypothesis said word t of hypothesis w.
+        step: a tensor of one number, the new word's t.
+
+    Returns:
+        (B, W, H·d).
+    """
+    pictures, heads, places, d = keys.shape
+    width, length = ancestors.shape[1:]
+    new = new.contiguous()
+    found = new.new_empty(pictures, width, heads * d)
+    _attend_history[(pictures * width, heads)](
+        new, keys, values, ancestors, step, found, width, length, heads, places,
+        d=d, block=32, scale=d**-0.5, num_warps=2,
+    )  # fmt: skip
+    return found
+
+
+def can_follow_parents(ancestors: Tensor) -> bool:
+    """Whether `follow_parents` applies: a picture's table is moved at once."""
+    width, length = ancestors.shape[1:]
+    return triton is not None and triton.next_power_of_2(width) * triton.next_power_of_2(length) <= WIDEST
+
+
+def follow_parents(ancestors: Tensor, parents: Tensor, step: Tensor) -> None:
+    """In place, ancestors (B, W, T) of the first `step` words are those of hypotheses parents (B, W)."""
+    pictures, width, length = ancestors.shape
+    _follow_parents[(pictures,)](
+        ancestors, parents.contiguous(), step, width, length,
+        rows=triton.next_power_of_2(width), columns=triton.next_power_of_2(length), num_warps=1,
+    )  # fmt: skip
 
 
 def can_decode_attention(query: Tensor, keys: Tensor) -> bool:
@@ -99,10 +235,11 @@ def can_log_softmax(logits: Tensor, count: int) -> bool:
 def log_softmax_rows(logits: Tensor, count: int) -> Tensor:
     """float32 log-softmax of the first `count` columns, each row read and written once (torch converts it first)."""
     rows = logits.flatten(0, -2)
-    result = rows.new_empty(rows.shape[0], count, dtype=torch.float32)
+    # Rows that begin at multiples of 16 are read several numbers at a time by whoever comes next.
+    result = rows.new_empty(rows.shape[0], -(-count // 16) * 16, dtype=torch.float32)
     block = triton.next_power_of_2(count)
-    _log_softmax[(rows.shape[0],)](rows, result, rows.stride(0), count, block=block, num_warps=8)
-    return result.view(*logits.shape[:-1], count)
+    _log_softmax[(rows.shape[0],)](rows, result, rows.stride(0), result.stride(0), count, block=block, num_warps=8)
+    return result[:, :count].unflatten(0, logits.shape[:-1])
 
 
 def can_top_k(log_probs: Tensor, k: int) -> bool:
@@ -116,15 +253,118 @@ def top_k_rows(log_probs: Tensor, k: int) -> tuple[Tensor, Tensor]:
     `torch.topk` is built for long rows and any k; for a handful out of ten thousand reading each row once is several
     times faster.
     """
-    rows = log_probs.flatten(0, -2)
-    values = rows.new_empty(rows.shape[0], k)
+    return _greatest(log_probs, k, None, logits=False)
+
+
+def can_top_k_logits(like: Tensor, count: int) -> bool:
+    """Whether `top_k_logits` and `log_totals` apply to `count` logits of the dtype and device of `like`."""
+    return _in_half_on_cuda(like) and count <= MOST_WORDS
+
+
+def top_k_logits(logits: Tensor, k: int, totals: Tensor | None) -> tuple[Tensor, Tensor]:
+    """`top_k_rows` of the log-probabilities that logits (…, V) stand for, which nobody writes out.
+
+    Args:
+        totals: (…), `log_totals` of the logits; None: of these as they are.
+    """
+    return _greatest(logits, k, totals, logits=True)
+
+
+def log_totals(logits: Tensor) -> Tensor:
+    """log Σ exp of each row (…, V), in float32: what lies between logits and log-probabilities."""
+    rows = logits.flatten(0, -2)
+    totals = rows.new_empty(rows.shape[0], dtype=torch.float32)
+    block = triton.next_power_of_2(rows.shape[1])
+    _log_totals[(rows.shape[0],)](rows, totals, rows.stride(0), rows.shape[1], block=block, num_warps=8)
+    return totals.view(logits.shape[:-1])
+
+
+def _greatest(rows: Tensor, k: int, totals: Tensor | None, *, logits: bool) -> tuple[Tensor, Tensor]:
+    shape, rows = rows.shape[:-1], rows.flatten(0, -2)
+    values = rows.new_empty(rows.shape[0], k, dtype=torch.float32 if logits else rows.dtype)
     ids = torch.empty(rows.shape[0], k, dtype=torch.long, device=rows.device)
     _top_k[(rows.shape[0],)](
-        rows, values, ids, rows.stride(0), rows.shape[1],
+        rows, values if totals is None else totals, values, ids, rows.stride(0), rows.shape[1],
         k=k, kept=triton.next_power_of_2(k), groups=triton.next_power_of_2(-(-rows.shape[1] // GROUP)), size=GROUP,
-        num_warps=8,
+        logits=logits, known=totals is not None, chunk=2048, num_warps=8,
     )  # fmt: skip
-    return values.view(*log_probs.shape[:-1], k), ids.view(*log_probs.shape[:-1], k)
+    return values.view(*shape, k), ids.view(*shape, k)
+
+
+def can_forbid_words(rules: Rules, device: torch.device) -> bool:
+    """Whether `forbid_words` applies."""
+    most = max(len(rules.banned), len(rules.banned_phrases), len(rules.bad_endings), rules.max_length)
+    return triton is not None and device.type == "cuda" and most <= WIDEST
+
+
+def forbid_words(
+    log_probs: Tensor, ids: Tensor, last: Tensor, step: Tensor, banned: Tensor, endings: Tensor, phrases: Tensor,
+    rules: Rules, eos: int,
+) -> None:  # fmt: skip
+    """In place, log-probabilities (B, W, V) of what rules forbid to -inf: `meshcap.decoding.search.filters` at once.
+
+    Args:
+        ids, last: (B, W, T) and (B, W), the words so far; step: a tensor of one number, how many.
+        banned, endings: (n,) the ids of `rules.banned` and `rules.bad_endings`.
+        phrases: (P, L) those of `rules.banned_phrases`, filled up with -1 in front.
+    """
+    rows = log_probs.view(-1, log_probs.shape[-1])
+    blocks = (triton.next_power_of_2(len(one)) if len(one) else 0 for one in (banned, endings, phrases))
+    _forbid_words[(len(rows),)](
+        rows, ids, last, step, banned, endings, phrases,
+        rows.stride(0), rows.shape[1], ids.shape[-1], eos, rules.min_length, rules.max_length - 1,
+        len(banned), len(endings), len(phrases), *blocks,
+        longest=phrases.shape[-1], n=rules.no_repeat_ngram, in_time=rules.end_in_time,
+        columns=triton.next_power_of_2(ids.shape[-1]), size=1024, num_warps=1,
+    )  # fmt: skip
+
+
+def can_choose_words(gained: Tensor) -> bool:
+    """Whether `choose_words` applies to candidates (B, W, k)."""
+    return triton is not None and gained.is_cuda and gained.shape[1] <= MOST_KEPT and gained.shape[2] <= MOST_KEPT
+
+
+def choose_words(
+    gained: Tensor, words: Tensor, finished: Tensor, scores: Tensor, pad: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of W hypotheses with k candidate words each, the W best sums of scores: parents, words, gains and scores (B, W).
+
+    Args:
+        gained, words: (B, W, k) log-probabilities and ids.
+        finished: (B, W) which have ended and stay as they are, with `pad` for a word.
+        scores: (B, W) so far.
+    """
+    pictures, width, k = gained.shape
+    parents, chosen = (torch.empty_like(scores, dtype=torch.long) for _ in range(2))
+    gains, totals = torch.empty_like(scores), torch.empty_like(scores)
+    _choose_words[(pictures,)](
+        gained.contiguous(), words.contiguous(), finished.view(torch.uint8), scores,
+        parents, chosen, gains, totals, pad,
+        width=width, k=k, block=triton.next_power_of_2(width * k), num_warps=1,
+    )  # fmt: skip
+    return parents, chosen, gains, totals
+
+
+def can_take_words(ids: Tensor) -> bool:
+    """Whether `take_words` applies to captions (B, W, T)."""
+    width, length = ids.shape[1:]
+    fits = triton is not None and triton.next_power_of_2(width) * triton.next_power_of_2(length) <= WIDEST
+    return fits and ids.is_cuda and not torch.compiler.is_compiling()
+
+
+def take_words(
+    parents: Tensor | None, words: Tensor, gains: Tensor, scores: Tensor,
+    ids: Tensor, log_probs: Tensor, totals: Tensor, lengths: Tensor, finished: Tensor, last: Tensor, step: Tensor,
+    *, pad: int, eos: int,
+) -> None:  # fmt: skip
+    """In place, what `meshcap.decoding.choose.Search.take` does: a choice (B, W each) written into a search."""
+    pictures, width, length = ids.shape
+    given = (one.contiguous() for one in (words if parents is None else parents, words, gains, scores))
+    _take_words[(pictures,)](
+        *given, ids, log_probs, totals, lengths, finished.view(torch.uint8), last, step, width, length, pad, eos,
+        moved=parents is not None,
+        rows=triton.next_power_of_2(width), columns=triton.next_power_of_2(length), num_warps=1,
+    )  # fmt: skip
 
 
 def can_cider(ids: Tensor) -> bool:
@@ -152,6 +392,102 @@ def cider_d(
 
 
 if triton is not None:
+
+    @triton.jit(do_not_specialize=["rows"])  # one program for any number of pictures
+    def _add_norm(x, added, weight, bias, result, rows, count, eps, block: tl.constexpr):  # type: ignore[no-untyped-def]
+        row = tl.program_id(0).to(tl.int64)
+        places = tl.arange(0, block)
+        here = places < count
+        own = tl.load(x + (row % rows) * count + places, mask=here, other=0.0).to(tl.float32)
+        total = own + tl.load(added + row * count + places, mask=here, other=0.0).to(tl.float32)
+        total = tl.where(here, total - tl.sum(total, 0) / count, 0.0)
+        total = total / tl.sqrt(tl.sum(total * total, 0) / count + eps)
+        total = total * tl.load(weight + places, mask=here, other=0.0).to(tl.float32)
+        total += tl.load(bias + places, mask=here, other=0.0).to(tl.float32)
+        tl.store(result + row * count + places, total.to(result.dtype.element_ty), mask=here)
+
+    @triton.jit
+    def _embed(ids, table, positions, step, result, count, gain, block: tl.constexpr):  # type: ignore[no-untyped-def]
+        row = tl.program_id(0).to(tl.int64)
+        places = tl.arange(0, block)
+        here = places < count
+        word = tl.load(table + tl.load(ids + row) * count + places, mask=here, other=0.0).to(tl.float32)
+        place = tl.load(positions + (tl.load(step) + 1) * count + places, mask=here, other=0.0).to(tl.float32)
+        tl.store(result + row * count + places, (word * gain + place).to(result.dtype.element_ty), mask=here)
+
+    @triton.jit(do_not_specialize=["rows"])  # one program for any number of pictures
+    def _mix_levels(  # type: ignore[no-untyped-def]
+        query, halves, context, result, rows, count, stride, scale,
+        levels: tl.constexpr, softmax: tl.constexpr, block: tl.constexpr,
+    ):  # fmt: skip
+        row = tl.program_id(0).to(tl.int64)
+        places = tl.arange(0, block)
+        here = places < count
+        highest = tl.full([block], float("-inf"), tl.float32)
+        total = tl.zeros([block], tl.float32)
+        found = tl.zeros([block], tl.float32)
+        for i in tl.static_range(levels):
+            at = (i * rows + row) * count + places
+            score = tl.load(query + row * stride + i * count + places, mask=here, other=0.0).to(tl.float32)
+            score += tl.load(halves + at, mask=here, other=0.0).to(tl.float32)
+            value = tl.load(context + at, mask=here, other=0.0).to(tl.float32)
+            if softmax:
+                now = tl.maximum(highest, score)
+                shrink, weight = tl.exp(highest - now), tl.exp(score - now)
+                total = total * shrink + weight
+                found = found * shrink + weight * value
+                highest = now
+            else:
+                found += value / (1 + tl.exp(-score))
+        if softmax:
+            found = found / total
+        tl.store(result + row * count + places, (found * scale).to(result.dtype.element_ty), mask=here)
+
+    @triton.jit
+    def _attend_history(  # type: ignore[no-untyped-def]
+        new, keys, values, ancestors, step, found, width, length, heads, places,
+        d: tl.constexpr, block: tl.constexpr, scale: tl.constexpr,
+    ):  # fmt: skip
+        # One program for each head of each hypothesis. Nobody else reads what is new, so nothing waits for it.
+        row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+        now = tl.load(step).to(tl.int32)
+        columns, along = tl.arange(0, d), tl.arange(0, block)
+        at = new + row * 3 * heads * d + head * d + columns
+        query = tl.load(at).to(tl.float32) * scale
+        key, value = tl.load(at + heads * d), tl.load(at + 2 * heads * d)
+        cache = ((row // width) * heads + head) * places * d
+        own = cache + (now * width + row % width) * d + columns
+        tl.store(keys + own, key)
+        tl.store(values + own, value)
+        highest = tl.sum(query * key.to(tl.float32), 0)
+        total = tl.full([], 1.0, tl.float32)
+        result = value.to(tl.float32)
+        for start in range(0, now, block):
+            t = start + along
+            here = t < now
+            speaker = tl.load(ancestors + row * length + t, mask=t < length, other=0).to(tl.int32)
+            said = cache + (t * width + speaker)[:, None] * d + columns[None, :]
+            k = tl.load(keys + said, mask=here[:, None], other=0.0).to(tl.float32)
+            v = tl.load(values + said, mask=here[:, None], other=0.0).to(tl.float32)
+            scores = tl.where(here, tl.sum(k * query[None, :], 1), float("-inf"))
+            top = tl.maximum(highest, tl.max(scores, 0))
+            shrink, weights = tl.exp(highest - top), tl.exp(scores - top)
+            total = total * shrink + tl.sum(weights, 0)
+            result = result * shrink + tl.sum(v * weights[:, None], 0)
+            highest = top
+        tl.store(found + row * heads * d + head * d + columns, (result / total).to(found.dtype.element_ty))
+
+    @triton.jit
+    def _follow_parents(  # type: ignore[no-untyped-def]
+        ancestors, parents, step, width, length, rows: tl.constexpr, columns: tl.constexpr
+    ):
+        own = ancestors + tl.program_id(0).to(tl.int64) * width * length
+        w, t = tl.arange(0, rows), tl.arange(0, columns)
+        parent = tl.load(parents + tl.program_id(0).to(tl.int64) * width + w, mask=w < width, other=0).to(tl.int32)
+        past = (w < width)[:, None] & (t < tl.minimum(tl.load(step).to(tl.int32), length))[None, :]
+        before = tl.load(own + parent[:, None] * length + t[None, :], mask=past, other=0)
+        tl.debug_barrier()  # all is read before anything is written
+        tl.store(own + w[:, None] * length + t[None, :], before, mask=past)
 
     @triton.jit
     def _decode_attention(  # type: ignore[no-untyped-def]
@@ -194,39 +530,171 @@ if triton is not None:
         tl.store(found + b * f_b + h * f_h + rows[:, None] * f_q + columns[None, :], result.to(q.dtype), mask=own)
 
     @triton.jit
-    def _log_softmax(rows, result, stride, count, block: tl.constexpr):  # type: ignore[no-untyped-def]
+    def _log_softmax(rows, result, stride, spread, count, block: tl.constexpr):  # type: ignore[no-untyped-def]
         row = tl.program_id(0).to(tl.int64)
         places = tl.arange(0, block)
         x = tl.load(rows + row * stride + places, mask=places < count, other=float("-inf")).to(tl.float32)
         x = x - tl.max(x, 0)
-        tl.store(result + row * count + places, x - tl.log(tl.sum(tl.exp(x), 0)), mask=places < count)
+        tl.store(result + row * spread + places, x - tl.log(tl.sum(tl.exp(x), 0)), mask=places < count)
+
+    @triton.jit
+    def _log_totals(rows, totals, stride, count, block: tl.constexpr):  # type: ignore[no-untyped-def]
+        places = tl.arange(0, block)
+        row = rows + tl.program_id(0).to(tl.int64) * stride
+        x = tl.load(row + places, mask=places < count, other=float("-inf")).to(tl.float32)
+        highest = tl.maximum(tl.max(x, 0), LEAST)
+        tl.store(totals + tl.program_id(0), highest + tl.log(tl.sum(tl.exp(x - highest), 0)))
 
     @triton.jit
     def _top_k(  # type: ignore[no-untyped-def]
-        rows, values, ids, stride, count,
+        rows, totals, values, ids, stride, count,
         k: tl.constexpr, kept: tl.constexpr, groups: tl.constexpr, size: tl.constexpr,
+        logits: tl.constexpr, known: tl.constexpr, chunk: tl.constexpr,
     ):  # fmt: skip
         # One program a row. It reads the row once for the greatest word of each group; then, k times, it looks again
         # into the group with the greatest one (by now in cache) and notes what that group has left.
         row = rows + tl.program_id(0).to(tl.int64) * stride
         group, inside, slot = tl.arange(0, groups), tl.arange(0, size), tl.arange(0, kept)
         places = group[:, None] * size + inside[None, :]
-        peaks = tl.max(tl.load(row + places, mask=places < count, other=float("-inf")), 1)
+        x = tl.load(row + places, mask=places < count, other=float("-inf"))
+        if logits:
+            x = x.to(tl.float32)
+        peaks = tl.max(x, 1)
+        less = 0.0
+        if known:
+            less = tl.load(totals + tl.program_id(0))
+        elif logits:
+            highest = tl.maximum(tl.max(peaks, 0), LEAST)
+            # Read again, from the nearest cache, rather than kept in registers: so more rows are under way at once.
+            along = tl.arange(0, chunk)
+            total = tl.zeros([chunk], tl.float32)
+            for start in range(0, count, chunk):
+                again = tl.load(row + start + along, mask=start + along < count, other=float("-inf")).to(tl.float32)
+                total += tl.exp(again - highest)
+            less = highest + tl.log(tl.sum(total, 0))
         # What is forbidden (-inf) still counts as a word, what lies beyond the row's end does not.
         peaks = tl.where(group * size < count, tl.maximum(peaks, LEAST), float("-inf"))
         chosen = tl.full([kept], -1, tl.int32)
         for i in range(k):
             top = tl.argmax(peaks, 0)
             here = top * size + inside
-            left = tl.maximum(tl.load(row + here, mask=here < count, other=float("-inf")), LEAST)
+            left = tl.load(row + here, mask=here < count, other=float("-inf"))
+            if logits:
+                left = left.to(tl.float32)
+            left = tl.maximum(left, LEAST)
             taken = tl.sum((here[:, None] == chosen[None, :]).to(tl.int32), 1) > 0
             left = tl.where(taken | (here >= count), float("-inf"), left)
             best, place = tl.max(left, 0, return_indices=True)
             word = top * size + place
-            tl.store(values + tl.program_id(0) * k + i, tl.where(best <= LEAST, float("-inf"), best))
+            tl.store(values + tl.program_id(0) * k + i, tl.where(best <= LEAST, float("-inf"), best - less))
             tl.store(ids + tl.program_id(0) * k + i, word.to(tl.int64))
             chosen = tl.where(slot == i, word, chosen)
             peaks = tl.where(group == top, tl.max(tl.where(inside == place, float("-inf"), left), 0), peaks)
+
+    @triton.jit
+    def _forbid_words(  # type: ignore[no-untyped-def]
+        rows, ids, last, step, banned, endings, phrases, stride, vocab, length, eos, shortest, last_place,
+        banned_count, ending_count, phrase_count,
+        banned_block: tl.constexpr, ending_block: tl.constexpr, phrase_block: tl.constexpr,
+        longest: tl.constexpr, n: tl.constexpr, in_time: tl.constexpr, columns: tl.constexpr, size: tl.constexpr,
+    ):  # fmt: skip
+        number = tl.program_id(0).to(tl.int64)
+        row, said = rows + number * stride, ids + number * length
+        now = tl.load(step).to(tl.int32)
+        may_end = now + 1 >= shortest
+        if banned_block > 0:
+            at = tl.arange(0, banned_block)
+            word = tl.load(banned + at, mask=at < banned_count, other=0)
+            tl.store(row + word, tl.full([banned_block], float("-inf"), tl.float32), mask=at < banned_count)
+        if ending_block > 0:
+            at = tl.arange(0, ending_block)
+            word = tl.load(endings + at, mask=at < ending_count, other=-1)
+            may_end = may_end & (tl.sum((word == tl.load(last + number)).to(tl.int32), 0) == 0)
+            if in_time:  # the last word of all may be none of these
+                final = (at < ending_count) & (now == last_place - 1)
+                tl.store(row + word, tl.full([ending_block], float("-inf"), tl.float32), mask=final)
+        if phrase_block > 0:
+            at = tl.arange(0, phrase_block)
+            begun = at < phrase_count
+            for i in tl.static_range(longest - 1):
+                want = tl.load(phrases + at * longest + i, mask=at < phrase_count, other=-1)
+                place = now - (longest - 1) + i
+                begun = begun & ((want == -1) | ((place >= 0) & (want == tl.load(said + tl.maximum(place, 0)))))
+            word = tl.load(phrases + at * longest + longest - 1, mask=at < phrase_count, other=0)
+            tl.store(row + word, tl.full([phrase_block], float("-inf"), tl.float32), mask=begun)
+        if n > 0:
+            # Every n words so far whose first n - 1 are the latest n - 1 forbid their last.
+            start = tl.arange(0, columns)
+            repeats = start + n <= now
+            for i in tl.static_range(n - 1):
+                latest = tl.load(said + tl.maximum(now - (n - 1) + i, 0))
+                repeats = repeats & (tl.load(said + start + i, mask=start + n <= now, other=-1) == latest)
+            word = tl.load(said + start + n - 1, mask=start + n <= now, other=0)
+            tl.store(row + word, tl.full([columns], float("-inf"), tl.float32), mask=repeats)
+        end = tl.arange(0, 1)
+        tl.store(row + eos + end, tl.full([1], float("-inf"), tl.float32), mask=(end == 0) & (may_end == 0))
+        if in_time:
+            for begin in range(0, tl.where(now >= last_place, vocab, 0), size):
+                other = begin + tl.arange(0, size)
+                tl.store(row + other, tl.full([size], float("-inf"), tl.float32), mask=(other < vocab) & (other != eos))
+
+    @triton.jit
+    def _choose_words(  # type: ignore[no-untyped-def]
+        gained, words, finished, scores, parents, chosen, gains, totals, pad,
+        width: tl.constexpr, k: tl.constexpr, block: tl.constexpr,
+    ):  # fmt: skip
+        # One program a picture: all its candidates side by side, the best of them taken `width` times.
+        picture = tl.program_id(0).to(tl.int64)
+        slot = tl.arange(0, block)
+        real = slot < width * k
+        row = slot // k
+        ended = tl.load(finished + picture * width + row, mask=real, other=0) != 0
+        gain = tl.load(gained + picture * width * k + slot, mask=real, other=float("-inf"))
+        gain = tl.where(ended, tl.where(slot % k == 0, 0.0, float("-inf")), gain)
+        word = tl.load(words + picture * width * k + slot, mask=real, other=0)
+        word = tl.where(ended, pad, word)
+        total = tl.load(scores + picture * width + row, mask=real, other=float("-inf")) + gain
+        left = tl.where(real, tl.maximum(total, LEAST), float("-inf"))
+        for i in range(width):
+            best = tl.argmax(left, 0)
+            here = slot == best
+            at = picture * width + i
+            tl.store(parents + at, (best // k).to(tl.int64))
+            tl.store(chosen + at, tl.sum(tl.where(here, word, 0), 0))
+            tl.store(gains + at, tl.max(tl.where(here, gain, float("-inf")), 0))
+            tl.store(totals + at, tl.max(tl.where(here, total, float("-inf")), 0))
+            left = tl.where(here, float("-inf"), left)
+
+    @triton.jit
+    def _take_words(  # type: ignore[no-untyped-def]
+        parents, words, gains, scores, ids, log_probs, totals, lengths, finished, last, step, width, length, pad, eos,
+        moved: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr,
+    ):  # fmt: skip
+        first = tl.program_id(0).to(tl.int64) * width
+        w, t = tl.arange(0, rows), tl.arange(0, columns)
+        real = w < width
+        score = tl.load(scores + first + w, mask=real, other=0.0)
+        alive = score > float("-inf")
+        word = tl.where(alive, tl.load(words + first + w, mask=real, other=0), pad)
+        gain = tl.where(alive, tl.load(gains + first + w, mask=real, other=0.0), 0.0)
+        parent = w
+        if moved:
+            parent = tl.load(parents + first + w, mask=real, other=0).to(tl.int32)
+        here = real[:, None] & (t < length)[None, :]
+        before = (first + parent)[:, None] * length + t[None, :]
+        said = tl.load(ids + before, mask=here, other=0)
+        likely = tl.load(log_probs + before, mask=here, other=0.0)
+        long = tl.load(lengths + first + parent, mask=real, other=0)
+        ended = tl.load(finished + first + parent, mask=real, other=0) != 0
+        now = (t == tl.load(step))[None, :]
+        tl.debug_barrier()  # all is read before anything is written
+        own = (first + w)[:, None] * length + t[None, :]
+        tl.store(ids + own, tl.where(now, word[:, None], said), mask=here)
+        tl.store(log_probs + own, tl.where(now, gain[:, None], likely), mask=here)
+        tl.store(totals + first + w, score, mask=real)
+        tl.store(last + first + w, word, mask=real)
+        tl.store(lengths + first + w, long + (alive & (ended == 0)).to(tl.int64), mask=real)
+        tl.store(finished + first + w, (ended | (word == eos)).to(tl.uint8), mask=real)
 
     @triton.jit
     def _cider(  # type: ignore[no-untyped-def]

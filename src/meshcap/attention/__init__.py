@@ -21,6 +21,7 @@ from meshcap.attention.multi_head import (
     attend_with_weights,
     empty_history,
     join_heads,
+    open_history,
     reorder_history,
     split_heads,
 )
@@ -78,6 +79,7 @@ __all__ = [
     "make_score",
     "make_select",
     "members",
+    "open_history",
     "reorder_history",
     "sample",
     "score_function_loss",

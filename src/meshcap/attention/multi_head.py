@@ -8,6 +8,9 @@ hypotheses of each picture. A beam search keeps changing which hypothesis descen
 does: every word of any hypothesis keeps its place (place = step · W + hypothesis), and a small table says which places
 belong to the history of which hypothesis. Reordering changes that table alone. All shapes are fixed from the start and
 the current step is a tensor, so that one captured or compiled step serves all steps.
+
+The table is `visible`, which places each hypothesis sees; where a kernel reads the history (`attend_history`), it is
+`ancestors`, which hypothesis said each of its words.
 """
 
 from __future__ import annotations
@@ -19,7 +22,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from meshcap.kernels import attend_by_products, can_attend_by_products, can_decode_attention, decode_attention
+from meshcap.kernels import (
+    attend_by_products,
+    attend_history,
+    can_attend_by_products,
+    can_attend_history,
+    can_decode_attention,
+    can_follow_parents,
+    decode_attention,
+    follow_parents,
+)
 
 # Captions and sets of regions are short, and for them the kernel that torch tries last is the fastest to train with:
 # forward and backward take two thirds of cuDNN's time and a third to two thirds of flash attention's (docs/LOG.md).
@@ -103,8 +115,13 @@ def empty_history(like: Tensor, *, layers: int, pictures: int, width: int, lengt
     """
     places = -(-length * width // 8) * 8  # a multiple of 8 keeps masks aligned for the fused kernels
     shape = (layers, pictures, like.shape[-3], places, like.shape[-1])
+    step = torch.zeros(1, dtype=torch.long, device=like.device)
+    if can_attend_history(like):  # which reads what has been written alone
+        own = torch.arange(width, dtype=torch.int32, device=like.device)
+        ancestors = own[:, None].repeat(pictures, 1, length)
+        return {"step": step, "keys": like.new_empty(shape), "values": like.new_empty(shape), "ancestors": ancestors}
     return {
-        "step": torch.zeros(1, dtype=torch.long, device=like.device),
+        "step": step,
         "keys": like.new_zeros(shape),
         "values": like.new_zeros(shape),
         "visible": torch.zeros(pictures, width, places, dtype=torch.bool, device=like.device),
@@ -113,6 +130,15 @@ def empty_history(like: Tensor, *, layers: int, pictures: int, width: int, lengt
 
 def reorder_history(state: State, parents: Tensor) -> None:
     """Hypothesis w of each picture goes on from the history of hypothesis parents[b, w]."""
+    if "ancestors" in state:
+        ancestors, step = state["ancestors"], state["step"]  # (B, W, T)
+        if can_follow_parents(ancestors):
+            follow_parents(ancestors, parents, step)
+        else:
+            said = torch.arange(ancestors.shape[-1], device=step.device) < step
+            followed = ancestors.gather(1, parents[..., None].expand_as(ancestors))
+            ancestors.copy_(torch.where(said, followed, ancestors))
+        return
     visible = state["visible"]  # (B, W, places)
     visible.copy_(visible.gather(1, parents[..., None].expand_as(visible)))
 
@@ -146,6 +172,33 @@ class HistoryCache:
         self.values[layer].index_copy_(2, self.places, values)
         return self.keys[layer], self.values[layer]
 
+    def look(self, attention: SelfAttention, x: Tensor, layer: int) -> Tensor:
+        """What x (B, W, D) finds, (B, W, H·d)."""
+        query, keys, values = attention.project(x)
+        keys, values = self.append(layer, keys, values)
+        return join_heads(attend_groups(query, keys, values, mask=self.mask, used=self.used))
+
+
+@dataclass(frozen=True)
+class AncestorCache:
+    """As `HistoryCache`, of a history with ancestors."""
+
+    keys: Tensor  # (layers, B, H, places, d)
+    values: Tensor
+    ancestors: Tensor  # (B, W, T)
+    step: Tensor  # (1,)
+
+    def look(self, attention: SelfAttention, x: Tensor, layer: int) -> Tensor:
+        new = attention.qkv(x).to(self.keys.dtype)
+        return attend_history(new, self.keys[layer], self.values[layer], self.ancestors, self.step)
+
+
+def open_history(state: State, dtype: torch.dtype) -> HistoryCache | AncestorCache:
+    """Begin a step."""
+    if "ancestors" in state:
+        return AncestorCache(state["keys"], state["values"], state["ancestors"], state["step"])
+    return HistoryCache.open(state, dtype)
+
 
 class SelfAttention(nn.Module):
     """Queries, keys and values from one sequence or set, by one matrix product.
@@ -176,11 +229,9 @@ class SelfAttention(nn.Module):
         found, weights = attend_with_weights(*self.project(x), mask=mask, causal=causal)
         return self.output(join_heads(found)), weights
 
-    def cached(self, x: Tensor, cache: HistoryCache, layer: int) -> Tensor:
+    def cached(self, x: Tensor, cache: HistoryCache | AncestorCache, layer: int) -> Tensor:
         """One new word for each hypothesis, x (B, W, D), against the words remembered in `cache`."""
-        query, keys, values = self.project(x)
-        keys, values = cache.append(layer, keys, values)
-        return self.output(join_heads(attend_groups(query, keys, values, mask=cache.mask, used=cache.used)))
+        return self.output(cache.look(self, x, layer))
 
 
 class CrossAttention(nn.Module):
@@ -200,8 +251,12 @@ class CrossAttention(nn.Module):
 
     def forward(self, x: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """What x (B, Q, D) finds at each of G sources: keys and values (G·B, H, N, d) -> (G, B, Q, D)."""
-        found = attend_groups(split_heads(self.query(x), self.heads), keys, values, mask=mask)
-        return self.output(join_heads(found)).unflatten(0, (-1, x.shape[0]))
+        return self.ask(self.query(x), keys, values, mask=mask)
+
+    def ask(self, query: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor | None = None) -> Tensor:
+        """As `forward`, with the query (B, Q, H·d) projected already."""
+        found = attend_groups(split_heads(query, self.heads), keys, values, mask=mask)
+        return self.output(join_heads(found)).unflatten(0, (-1, query.shape[0]))
 
     def with_weights(
         self, x: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor | None = None

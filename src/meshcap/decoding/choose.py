@@ -7,15 +7,31 @@ read back to the host, so that a whole step can be captured as one CUDA graph.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from meshcap.decoding.records import Beam, ConstrainedBeam, DiverseBeam, Greedy, Sampling, Settings, Strategy
-from meshcap.kernels import can_top_k, top_k_rows
+from meshcap.kernels import (
+    MOST_KEPT,
+    can_choose_words,
+    can_take_words,
+    can_top_k,
+    choose_words,
+    take_words,
+    top_k_logits,
+    top_k_rows,
+)
 
 INFINITY = float("inf")
+
+
+class Logits(NamedTuple):
+    """Log-probabilities (B, W, V) that nobody has written out: values less log Σ exp of them."""
+
+    values: Tensor
+    totals: Tensor | None  # (B, W) those sums, where values have been forbidden since
 
 
 class Choice(NamedTuple):
@@ -67,6 +83,13 @@ class Search:
     def take(self, choice: Choice) -> None:
         """Go on with a choice. A hypothesis that nothing is allowed to follow scores -inf and grows no more."""
         parents, words, log_probs, scores = choice
+        if can_take_words(self.ids):
+            take_words(
+                *choice, self.ids, self.log_probs, self.scores, self.lengths, self.finished, self.last, self.step,
+                pad=self.settings.pad, eos=self.settings.eos,
+            )  # fmt: skip
+            self.step.add_(1)
+            return
         alive = scores > float("-inf")
         words, log_probs = words.masked_fill(~alive, self.settings.pad), log_probs.masked_fill(~alive, 0)
         if parents is not None:
@@ -82,9 +105,9 @@ class Search:
         self.finished.logical_or_(words == self.settings.eos)
         self.step.add_(1)
 
-    def over(self) -> bool:
-        """Whether every hypothesis has ended or is out of the running; reads the data."""
-        return bool((self.finished | (self.scores == float("-inf"))).all())
+    def ended(self) -> Tensor:
+        """Whether every hypothesis has ended or is out of the running, as a tensor."""
+        return (self.finished | (self.scores == float("-inf"))).all()
 
     def latest(self, count: int) -> Tensor:
         """(B, W, count) the latest words, any word where there are fewer."""
@@ -95,14 +118,14 @@ class Search:
 class Chooser(Protocol):
     """One strategy with whatever tensors it needs on the search's device.
 
-    It may have a random `generator`, which is seeded anew for every search.
+    It may have a random `generator`, which is seeded anew for every search, and may read `Logits` (`reads_logits`).
     """
 
     def open(self, search: Search) -> None:
         """Set the first scores, where they are not zero."""
 
-    def choose(self, log_probs: Tensor, search: Search) -> Choice:
-        """Choose how all hypotheses go on, by log-probabilities (B, W, V)."""
+    def choose(self, log_probs: Any, search: Search) -> Choice:
+        """Choose how all hypotheses go on, by log-probabilities (B, W, V), or `Logits`."""
 
     def score(self, search: Search) -> Tensor:
         """(B, W): what a person reads as the score of each hypothesis."""
@@ -147,12 +170,18 @@ class GreedyChooser:
 class BeamChooser:
     strategy: Beam
 
+    @property
+    def reads_logits(self) -> bool:
+        return self.strategy.beams <= MOST_KEPT
+
     def open(self, search: Search) -> None:
         one_alive(search)
 
-    def choose(self, log_probs: Tensor, search: Search) -> Choice:
+    def choose(self, log_probs: Tensor | Logits, search: Search) -> Choice:
         # The best of each hypothesis are enough to find the best of all, and far less to compare.
         found = best_words(log_probs, self.strategy.beams)
+        if can_choose_words(found[0]) and self.strategy.length_penalty == 0:
+            return Choice(*choose_words(*found, search.finished, search.scores, search.settings.pad))
         gained, words = keep_finished(search.finished, *found, search.settings.pad)
         return best_continuations(search, gained, words, penalty=self.strategy.length_penalty)
 
@@ -310,8 +339,10 @@ def one_alive(search: Search, groups: int = 1) -> None:
     search.scores.view(len(search.scores), groups, -1)[..., 0] = 0
 
 
-def best_words(log_probs: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def best_words(log_probs: Tensor | Logits, k: int) -> tuple[Tensor, Tensor]:
     """Log-probabilities and ids (…, k) of the k likeliest words of (…, V), likeliest first; k is lowered to V."""
+    if isinstance(log_probs, Logits):
+        return top_k_logits(log_probs.values, min(k, log_probs.values.shape[-1]), log_probs.totals)
     k = min(k, log_probs.shape[-1])
     if log_probs.is_cuda and can_top_k(log_probs, k):
         return top_k_rows(log_probs, k)

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from contextlib import nullcontext
-from typing import Literal, Protocol, overload
+from typing import Literal, Protocol, overload, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from meshcap.decoding.choose import ConstrainedChooser, Search, chooser
+from meshcap.decoding.choose import ConstrainedChooser, Logits, Search, chooser
 from meshcap.decoding.records import Beam, Hypotheses, Rules, Settings, Strategy, expect_kept, mean_probability
+from meshcap.kernels import can_forbid_words, forbid_words, log_totals
 from meshcap.regions import Regions
 
 # On a GPU, asking whether all captions have ended waits for it: ask every few steps only.
@@ -64,11 +65,21 @@ class Decodable(Protocol):
         """
 
 
+@runtime_checkable
+class SaysLogits(Protocol):
+    """A `Decodable` that may leave the softmax of a step to the search."""
+
+    def logits(self, ids: Tensor, state: State) -> Tensor | None:
+        """As `step`, before the softmax; None, and nothing done, where that is no gain (`can_top_k_logits`)."""
+
+
 Filter = Callable[[Tensor, Search], object]
 
 
 def filters(rules: Rules, model: Settings, device: torch.device) -> list[Filter]:
-    """Each sets the log-probabilities (B, W, V) of what a rule forbids to -inf, in place, on the device."""
+    """Each sets the log-probabilities or logits (B, W, V) of what a rule forbids to -inf, in place, on the device."""
+    if can_forbid_words(rules, device):
+        return [] if rules == Rules(max_length=rules.max_length) else [_at_once(rules, model, device)]
     found: list[Filter] = []
     minus, eos, last_place = float("-inf"), model.eos, rules.max_length - 1
     if rules.banned:
@@ -92,6 +103,22 @@ def filters(rules: Rules, model: Settings, device: torch.device) -> list[Filter]
         others = torch.arange(model.vocab_size, device=device) != eos
         found.append(lambda log_probs, search: log_probs.masked_fill_(others & (search.step >= last_place), minus))
     return found
+
+
+def _at_once(rules: Rules, model: Settings, device: torch.device) -> Filter:
+    """All that `filters` forbid by one kernel."""
+    longest = max(map(len, rules.banned_phrases), default=1)
+    phrases = [[-1] * (longest - len(phrase)) + list(phrase) for phrase in rules.banned_phrases]
+    lists = rules.banned, rules.bad_endings, phrases
+    banned, endings, table = (torch.tensor(one, dtype=torch.long, device=device) for one in lists)
+    table = table.view(-1, longest)
+
+    def forbid(log_probs: Tensor, search: Search) -> None:
+        forbid_words(
+            log_probs, search.ids, search.last, search.step, banned, endings, table, rules=rules, eos=model.eos
+        )
+
+    return forbid
 
 
 def _no_phrase(phrase: tuple[int, ...], device: torch.device) -> Filter:
@@ -127,7 +154,7 @@ def _no_repeats(n: int) -> Filter:
 
 
 class DecodeRun:
-    """One search over one batch: `begin` looks at the pictures, `advance` adds a word to every hypothesis.
+    """One search over one batch: `begin` looks at the pictures, `advance` adds words to every hypothesis.
 
     `encoded`: the regions as `encode` leaves them, where somebody has done that already.
     """
@@ -156,11 +183,27 @@ class DecodeRun:
         self.search.reset()
         self.chooser.open(self.search)
 
-    def advance(self) -> None:
-        log_probs = self.model.step(self.search.last, self.state)  # (B, W, V)
+    def say(self) -> Tensor | Logits:
+        """The next words' log-probabilities (B, W, V), by the rules."""
+        logits = None
+        if isinstance(self.model, SaysLogits) and getattr(self.chooser, "reads_logits", False):
+            logits = self.model.logits(self.search.last, self.state)
+        said = self.model.step(self.search.last, self.state) if logits is None else logits
+        totals = log_totals(said) if logits is not None and self.filters else None
         for forbid in self.filters:
-            forbid(log_probs, self.search)
-        choice = self.chooser.choose(log_probs, self.search)
+            forbid(said, self.search)
+        return said if logits is None else Logits(said, totals)
+
+    def advance(self, steps: int = 1) -> None:
+        for _ in range(steps):
+            self.step()
+
+    def over(self) -> bool:
+        """Whether every hypothesis has ended or is out of the running; waits for the device."""
+        return bool(self.search.ended())
+
+    def step(self) -> None:
+        choice = self.chooser.choose(self.say(), self.search)
         if choice.parents is not None:
             self.model.reorder(self.state, choice.parents)
         self.search.take(choice)
@@ -199,7 +242,7 @@ class DecodeRun:
 
 
 class CapturedRun(DecodeRun):
-    """A run whose two parts are recorded as CUDA graphs: one launch a step instead of some hundred.
+    """A run whose parts are recorded as CUDA graphs: one launch for several steps instead of some fifty for each.
 
     It works on tensors of its own, at fixed addresses; pictures of the same shapes are copied in.
     """
@@ -215,14 +258,18 @@ class CapturedRun(DecodeRun):
             super().begin()
             super().advance()
         torch.cuda.current_stream().wait_stream(stream)
-        self.beginning, self.advancing = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        generator = getattr(self.chooser, "generator", None)
-        if generator is not None:
-            self.advancing.register_generator_state(generator)
+        self.beginning = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.beginning):
             super().begin()
-        with torch.cuda.graph(self.advancing, pool=self.beginning.pool()):
-            super().advance()
+        self.ended = torch.zeros((), dtype=torch.bool, device=regions.features.device)
+        # By how many steps it advances.
+        self.advancing = {steps: torch.cuda.CUDAGraph() for steps in (STEPS_BETWEEN_CHECKS, 1)}
+        for steps, graph in self.advancing.items():
+            if generator := getattr(self.chooser, "generator", None):
+                graph.register_generator_state(generator)
+            with torch.cuda.graph(graph, pool=self.beginning.pool()):
+                super().advance(steps)
+                self.ended.copy_(self.search.ended())
 
     def show(self, regions: Regions, encoded: State | None = None) -> None:
         for own, given in zip(self.regions.parts(), regions.parts(), strict=True):
@@ -235,8 +282,14 @@ class CapturedRun(DecodeRun):
     def begin(self) -> None:
         self.beginning.replay()
 
-    def advance(self) -> None:
-        self.advancing.replay()
+    def advance(self, steps: int = 1) -> None:
+        for many, graph in self.advancing.items():
+            for _ in range(steps // many):
+                graph.replay()
+            steps %= many
+
+    def over(self) -> bool:
+        return bool(self.ended)
 
 
 def bucket(pictures: int) -> int:
@@ -322,8 +375,8 @@ def decode(
     # What a step makes is read by the next alone: torch need not count who changes it. (Graphs have made it before.)
     with nullcontext() if isinstance(run, CapturedRun) else torch.inference_mode():
         run.begin()
-        for step in range(1, rules.max_length + 1):
-            run.advance()
-            if stop_early and step % often == 0 and step < rules.max_length and run.search.over():
+        for step in range(0, rules.max_length, often):
+            if stop_early and step and run.over():
                 break
+            run.advance(min(often, rules.max_length - step))
     return run.best(n_best, regions if pictures is None else regions[:pictures], attention=attention)

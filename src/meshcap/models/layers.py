@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from meshcap.kernels import can_log_softmax, log_softmax_rows
+from meshcap.kernels import add_norm, can_add_norm, can_log_softmax, log_softmax_rows
 
 
 class Norm(nn.LayerNorm):
@@ -28,6 +28,12 @@ class Norm(nn.LayerNorm):
         x = x.to(torch.get_autocast_dtype(kind))
         with torch.autocast(kind, enabled=False):
             return F.layer_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.bias.to(x.dtype), self.eps)
+
+    def add(self, x: Tensor, added: Tensor) -> Tensor:
+        """Of x + added, the end of a residual block: x (…, D), added (…, D) or (L, …, D) for L levels."""
+        if can_add_norm(x, added):
+            return add_norm(x, added, self.weight, self.bias, self.eps)
+        return self(x + added)
 
 
 LOW_GAIN = 3.0  # of the low frequencies, where they are boosted: a box then weighs about as much as the features
@@ -134,7 +140,11 @@ class Output(nn.Module):
             logits = self.words(y)
             logits = logits + self.suppression.to(logits.dtype)
         else:
-            logits = F.linear(y, *aligned)
+            logits = self.logits(y, aligned)
             if can_log_softmax(logits, self.vocab_size):
                 return log_softmax_rows(logits, self.vocab_size)
         return torch.log_softmax(logits, -1, dtype=torch.float32)[..., : self.vocab_size]
+
+    def logits(self, y: Tensor, aligned: Aligned) -> Tensor:
+        """What `forward` takes the softmax of, with the rows that were added."""
+        return F.linear(y, *aligned)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -25,14 +25,15 @@ from torch import Tensor, nn
 
 from meshcap.attention import (
     CrossAttention,
-    HistoryCache,
     SelfAttention,
     State,
     additive_mask,
     empty_history,
+    open_history,
     reorder_history,
 )
 from meshcap.errors import MeshcapError
+from meshcap.kernels import can_embed, can_linear_relu, can_mix_levels, can_top_k_logits, embed, linear_relu, mix_levels
 from meshcap.memory import MemorySlots
 from meshcap.models.base import CaptionModel, ModelConfig
 from meshcap.models.layers import BoxEmbedding, Norm, Output, Words
@@ -105,7 +106,8 @@ class FeedForward(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.norm(x + self.dropout(self.contract(self.dropout(F.relu(self.expand(x))))))
+        inner = linear_relu(x, self.expand) if can_linear_relu(x, self.expand) else F.relu(self.expand(x))
+        return self.norm.add(x, self.dropout(self.contract(self.dropout(inner))))
 
 
 class EncoderLayer(nn.Module):
@@ -125,7 +127,7 @@ class EncoderLayer(nn.Module):
         else:
             attended, weights = self.attention.with_weights(x, mask=mask)
             trace["encoder"].append(weights)  # (B, H, N, N + slots)
-        return self.feed_forward(self.norm(x + self.dropout(attended)))
+        return self.feed_forward(self.norm.add(x, self.dropout(attended)))
 
 
 class Encoder(nn.Module):
@@ -176,6 +178,23 @@ class Gates(nn.Module):
         return scores.sigmoid() if self.kind == "sigmoid" else scores.softmax(0)
 
 
+class Stacked(NamedTuple):
+    """The weights of a mesh, those that read the same as one matrix: a step is then fewer, larger products."""
+
+    query: Tensor  # (H·d + L·D, D) cross-attention's query and the gates'
+    query_bias: Tensor
+    context: Tensor  # (L, D, D) the gates' other halves
+
+    def named(self, layer: int) -> State:
+        """As tensors of a state."""
+        return {f"mesh_{name}.{layer}": tensor for name, tensor in self._asdict().items()}
+
+    @classmethod
+    def of(cls, state: State, layer: int) -> Stacked | None:
+        found = [state.get(f"mesh_{name}.{layer}") for name in cls._fields]
+        return cls._make(one for one in found if one is not None) if found[0] is not None else None
+
+
 class MeshedAttention(nn.Module):
     """M(X̃, Y) = Σ α_i ⊙ C(X̃_i, Y): one cross-attention for all levels, weighted by gates.
 
@@ -201,7 +220,7 @@ class MeshedAttention(nn.Module):
         else:
             attended, weights = self.cross.with_weights(y, keys, values, mask=mask)
             trace["regions"].append(weights.mean(2))  # (L, B, Q, N)
-        context = self.norm(y + self.dropout(attended))
+        context = self.norm.add(y, self.dropout(attended))
         if self.gates is None:
             if trace is not None:
                 trace["gates"].append(torch.ones_like(context[..., 0]))
@@ -210,6 +229,25 @@ class MeshedAttention(nn.Module):
         if trace is not None:
             trace["gates"].append(alpha.mean(-1))  # (L, B, Q)
         return (alpha * context).sum(0) * self.scale
+
+    def stacked(self, like: Tensor) -> Stacked | None:
+        """What `step` reads, in the dtype of `like`; None where there is only one level."""
+        if self.gates is None:
+            return None
+        both = self.cross.query, self.gates.query
+        context = torch.stack([half.get_parameter("weight") for half in self.gates.context])
+        parts = torch.cat([one.weight for one in both]), torch.cat([one.bias for one in both]), context
+        return Stacked._make(part.to(like.dtype) for part in parts)
+
+    def step(self, y: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, stacked: Stacked) -> Tensor:
+        """As `forward` where `can_mix_levels`."""
+        assert self.gates is not None
+        levels, width = self.gates.levels, y.shape[-1]
+        both = F.linear(y, stacked.query, stacked.query_bias)
+        query, gate_query = both.split([both.shape[-1] - levels * width, levels * width], -1)
+        context = self.norm.add(y, self.dropout(self.cross.ask(query, keys, values, mask=mask)))
+        halves = torch.bmm(context.flatten(1, -2), stacked.context.transpose(1, 2)).view_as(context)
+        return mix_levels(gate_query, halves, context, kind=self.gates.kind, scale=self.scale)
 
 
 class DecoderLayer(nn.Module):
@@ -224,7 +262,7 @@ class DecoderLayer(nn.Module):
         self.feed_forward = FeedForward(config)
 
     def add_words(self, y: Tensor, words: Tensor) -> Tensor:
-        return self.norm(y + self.dropout(words))
+        return self.norm.add(y, self.dropout(words))
 
     def attend_regions(
         self,
@@ -234,8 +272,12 @@ class DecoderLayer(nn.Module):
         mask: Tensor | None,
         trace: Trace | None = None,
         recall: Recall | None = None,
+        stacked: Stacked | None = None,
     ) -> Tensor:
-        found = self.mesh(y, keys, values, mask, trace)
+        if stacked is not None and can_mix_levels(y):
+            found = self.mesh.step(y, keys, values, mask, stacked)
+        else:
+            found = self.mesh(y, keys, values, mask, trace)
         return self.feed_forward(found if recall is None else recall(y, found))
 
 
@@ -302,20 +344,36 @@ class Decoder(nn.Module):
         log_probs = self.output(y, self.output.aligned() if y.is_cuda else None)
         return (log_probs if memory is None else memory.say(y, log_probs)).unflatten(1, (captions, length))
 
+    def place(self, ids: Tensor, step: Tensor) -> Tensor:
+        """Words (B, W) said at place `step` (1,), as the first layer reads them: (B, W, D)."""
+        if can_embed(self.words.weight, self.positions):
+            return embed(ids, self.words.weight, self.words.gain, self.positions, step)
+        return self.words(ids) + self.positions.index_select(0, step + 1)
+
     def step(self, ids: Tensor, state: State, memory: DecoderMemory | None = None) -> Tensor:
         """One word further: ids (B, W) -> log-probabilities (B, W, V); `state` advances in place."""
-        y = self.words(ids) + self.positions.index_select(0, state["step"] + 1)  # (B, W, D)
-        cache = HistoryCache.open(state, y.dtype)
+        y = self.advance(ids, state, memory)
+        log_probs = self.output(y, (state["output_weight"], state["output_bias"]) if y.is_cuda else None)
+        return log_probs if memory is None else memory.say(y, log_probs)
+
+    def logits(self, ids: Tensor, state: State) -> Tensor:
+        """As `step`, without memory, before the softmax: on a GPU alone."""
+        aligned = state["output_weight"], state["output_bias"]
+        return self.output.logits(self.advance(ids, state), aligned)[..., : self.output.vocab_size]
+
+    def advance(self, ids: Tensor, state: State, memory: DecoderMemory | None = None) -> Tensor:
+        """One word further: ids (B, W) -> the last layer's y (B, W, D)."""
+        y = self.place(ids, state["step"])  # (B, W, D)
+        cache = open_history(state, y.dtype)
         mask = state.get("regions_visible")
         for index in range(len(self.layers)):
             layer = self.layer(index)
             y = layer.add_words(y, layer.attention.cached(y, cache, index))
             recall = None if memory is None else memory.layer(index)
             keys, values = state[f"region_keys.{index}"], state[f"region_values.{index}"]
-            y = layer.attend_regions(y, keys, values, mask, recall=recall)
+            y = layer.attend_regions(y, keys, values, mask, recall=recall, stacked=Stacked.of(state, index))
         state["step"] += 1
-        log_probs = self.output(y, (state["output_weight"], state["output_bias"]) if y.is_cuda else None)
-        return log_probs if memory is None else memory.say(y, log_probs)
+        return y
 
 
 class M2(CaptionModel):
@@ -364,6 +422,8 @@ class M2(CaptionModel):
             if not levels.is_cuda:  # read at every step: laid out once as products on a CPU are fastest
                 keys, values = keys.contiguous(), values.contiguous()
             state[f"region_keys.{layer}"], state[f"region_values.{layer}"] = keys, values
+            stacked = self.decoder.layer(layer).mesh.stacked(keys) if can_mix_levels(levels) else None
+            state |= {} if stacked is None else stacked.named(layer)
         layers, keys = self.config.decoder_layers, state["region_keys.0"]
         state |= empty_history(keys, layers=layers, pictures=levels.shape[1], width=width, length=length)
         if levels.is_cuda:
@@ -373,6 +433,11 @@ class M2(CaptionModel):
 
     def step(self, ids: Tensor, state: State) -> Tensor:
         return self.decoder.step(ids, state)
+
+    def logits(self, ids: Tensor, state: State) -> Tensor | None:
+        if "output_weight" not in state or not can_top_k_logits(state["keys"], self.config.vocab_size):
+            return None
+        return self.decoder.logits(ids, state)
 
     def reorder(self, state: State, parents: Tensor) -> None:
         reorder_history(state, parents)
