@@ -53,11 +53,12 @@ def complete(settings: TrainSettings, *, pictures: int, device: torch.device) ->
     choose("data.min_count", 5 if pictures >= 5_000 else 2 if pictures >= 500 else 1)
 
     minutes = not new and not gpu  # a trained model has little to learn, and little is what a CPU can do
+    few = not new and pictures < 500  # which it soon knows by heart: smaller steps, and fewer
     batch = min(pictures, choose("xe.batch", (256 if large else 128) if gpu else 16 if minutes else 32))
     if batch != settings.xe.batch:
         chosen["xe.batch"] = batch
     captions = choose("xe.captions", 2 if scratch or minutes else 5)  # new pictures teach a vision more than words do
-    rate = choose("xe.lr", (5e-4 if new else 1e-4) if not scratch else 1e-3)
+    rate = choose("xe.lr", 1e-3 if scratch else 5e-4 if new else 5e-5 if few else 1e-4)
     can_learn = settings.data.features is None and vision not in WITHOUT_WEIGHTS and (gpu or scratch)
     rate_vision = choose("xe.lr_vision", rate * (1.0 if scratch else 0.3) if can_learn else 0.0)
     varied = rate_vision > 0 and not scratch
@@ -70,14 +71,14 @@ def complete(settings: TrainSettings, *, pictures: int, device: torch.device) ->
     elif settings.xe.steps is None:
         epochs = settings.xe.epochs or (5 if minutes else 10 if not new else 15 if large else 30 if gpu else 10)
         # Epochs over a handful of pictures are too few steps to learn captions.
-        least = 1 if settings.xe.epochs else 60 if minutes else 100 if not new else 500
+        least = 1 if settings.xe.epochs else 30 if few else 60 if minutes else 100 if not new else 500
         chosen["xe.steps"], chosen["xe.epochs"] = max(least, steps_of(epochs, pictures, batch)), None
 
     scst_batch = min(pictures, choose("scst.batch", 16 if scratch else batch))
     if scst_batch != settings.scst.batch:
         chosen["scst.batch"] = scst_batch
     choose("scst.captions", captions)
-    choose("scst.lr", 1e-4 if scratch else 2e-5 if large or not gpu else 4e-5)
+    choose("scst.lr", 1e-4 if scratch else 2e-5 if large or few or not gpu else 4e-5)
     choose("scst.xe_weight", 1.0 if scratch else 0.0)  # a minute of cross-entropy has not taught everything yet
     if scratch and not settings.scst.epochs:
         choose("scst.steps", max(140, round(0.35 * pictures / scst_batch)))
@@ -95,7 +96,7 @@ def complete(settings: TrainSettings, *, pictures: int, device: torch.device) ->
     choose("run.compile", gpu and steps > 1_500)
     # Once an epoch, but of few pictures not after every other step, and at least four times (three, where it takes
     # longer than the steps between).
-    least = steps // 3 if minutes else steps // 30
+    least = steps // 3 if minutes else steps // (6 if few else 30)
     choose("run.validate_every", max(1, min(max(round(pictures / batch), least), steps // (3 if minutes else 4))))
     return settings.but(chosen)
 
