@@ -35,6 +35,14 @@ class Shelf:
     def nearest(self, vectors, k):
         return [list(self.entries[:k]) for _ in range(len(vectors))]
 
+    def named(self, vectors, k):
+        return [likenesses(self.entries)[:k] for _ in range(len(vectors))]
+
+
+def likenesses(entries) -> list[tuple[str, float]]:
+    """Of names that have one picture each."""
+    return [(name, one.similarity) for one in entries for name in one.names]
+
 
 def build(*, copies: float = 8.0, **sizes) -> Captioner:
     """Whatever is remembered is copied; nouns are dog, cat and horse."""
@@ -104,7 +112,7 @@ def test_what_is_read() -> None:
         Entry(0.6, ("Rex in the grass", "a dog"), ("Rex",)),
         Entry(0.2, ("a horse",)),
     ]
-    found = recollect([near, []], vocabulary, config)
+    found = recollect([near, []], vocabulary, config, [likenesses(near), []])
     assert found.words == ("Uncle Bob", "okapi", "Bob")
     assert found.proper == (True, False, False)
     words = vocabulary.extended(found.words)
@@ -114,10 +122,42 @@ def test_what_is_read() -> None:
     assert [caption.rank for caption in found.captions[0]] == [0, 0, 1]
     assert found.captions[1] == []
     assert found.names == [(len(vocabulary),), ()]
-    assert recollect([[near[-1]], []], vocabulary, config) is None
-    few = recollect([near], vocabulary, MemoryConfig.of(captioner.model, **(SMALL | {"captions": 1})))
+    assert recollect([[near[-1]], []], vocabulary, config, [[], []]) is None
+    config = MemoryConfig.of(captioner.model, **(SMALL | {"captions": 1}))
+    few = recollect([near], vocabulary, config, [likenesses(near)])
     assert [caption.text for caption in few.captions[0]] == ["Uncle Bob on the grass."]
     assert few.words == ("Uncle Bob",)  # no word of what is not read
+
+
+def test_new_words_that_only_one_picture_has_are_left_out() -> None:
+    """Unless it is as near as a name has to be."""
+    captioner = build()
+    config = MemoryConfig.of(captioner.model, **SMALL, name_similarity=0.9)
+    near = [Entry(0.8, ("an okapi on the red couch",)), Entry(0.7, ("the Okapi on the grass",))]
+    assert recollect([[*near, Entry(0.6, ("a quux",))]], captioner.vocabulary, config, [[]]).words == ("okapi", "Okapi")
+    near.append(Entry(0.95, ("a quux",)))
+    assert "quux" in recollect([near], captioner.vocabulary, config, [[]]).words
+
+
+def test_whose_names_are_said() -> None:
+    captioner = build()
+    config = MemoryConfig.of(captioner.model, **SMALL, name_similarity=0.8)
+    near = [
+        Entry(0.85, ("Bob on the grass",), ("Bob",)),  # near, but not like Bob's other pictures
+        Entry(0.7, ("Rex and Mia on the grass",), ("Rex", "Mia")),
+        Entry(0.6, ("Zoe on the grass",), ("Zoe",)),
+    ]
+
+    def names(likenesses, near=near) -> list[str]:
+        found = recollect([near], captioner.vocabulary, config, [likenesses])
+        return [found.words[one - len(captioner.vocabulary)] for one in found.names[0]] if found else []
+
+    assert names([("Rex", 0.9), ("Zoe", 0.85), ("Mia", 0.81), ("Bob", 0.7)]) == ["Rex", "Mia"]
+    assert names([("Rex", 0.9), ("Mia", 0.79)]) == ["Rex"]
+    assert names([("Zoe", 0.95), ("Rex", 0.9)]) == ["Zoe"]
+    assert names([("Rex", 0.79), ("Bob", 0.7)]) == []
+    same = [Entry(0.97, ("Bob on the grass",), ("Bob",)), *near[1:]]
+    assert names([("Rex", 0.9), ("Bob", 0.7)], same) == ["Bob"]  # the very picture
 
 
 def test_what_cannot_read_a_memory_says_so(pixels) -> None:

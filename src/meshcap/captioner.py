@@ -290,8 +290,9 @@ class Captioner:
             warnings.warn(UNREAD, stacklevel=6)
             return None
         config = own.memory_level().config
-        found = self.memory.nearest(self.embed(regions), config.entries)
-        return recollect(found, self.vocabulary, config)
+        vectors = own.embed(regions).float().cpu()
+        found, named = self.memory.nearest(vectors, config.entries), self.memory.named(vectors, config.entries)
+        return recollect(found, self.vocabulary, config, named)
 
     def embed(self, regions: Regions) -> torch.Tensor:
         """Each picture's vector (B, D), of length 1, by which a memory compares pictures.

@@ -48,6 +48,14 @@ def test_answers_as_others_do(tmp_path: Path) -> None:
         assert len(set(ids)) == len(store) == 300
     asked = vectors(20, seed=1)
     assert told(kept.nearest(asked, 7)) == told(other.nearest(asked, 7))
+    for store in (kept, other):
+        store.add(vectors(2, seed=3), [Entry(("Rex 7 again",), ("Rex 7", "Mia")), Entry(("grass",))])
+    for found, same in zip(kept.named(asked, 9), other.named(asked, 9), strict=True):
+        assert [name for name, _ in found] == [name for name, _ in same]
+        assert dict(found) == pytest.approx(dict(same), abs=1e-6)
+    for store in (kept, other):
+        store.forget([one.id for one in store.entries() if one.captions in (("Rex 7 again",), ("grass",))])
+    assert "Mia" not in dict(kept.named(asked, 999)[0])
     again = open_store(tmp_path / "m")
     assert is_store(tmp_path / "m") and (again.vision, again.width, again.warnings) == ("v", WIDTH, [])
     assert [(one.captions, one.time) for one in again.entries()] == [(one.captions, one.time) for one in entries(300)]

@@ -114,6 +114,49 @@ def test_forgetting(kept: Store) -> None:
     assert kept.forget([11]) == 1 and kept.add(vectors(1, 5), entries(1)) == [12]
 
 
+def test_a_name_is_as_near_as_the_mean_of_its_pictures(kept: Store) -> None:
+    assert kept.named(vectors(2), 3) == [[], []]
+    given = vectors(6)
+    kept.add(given[:1], [Entry(("Rex",), ("Rex",))])
+    assert kept.named(given[:1], 3)[0] == [("Rex", pytest.approx(1, abs=1e-4))]
+    others = [Entry(("Rex and Mia",), ("Rex", "Mia")), Entry(("a dog",)), Entry(('a sign "names":["Bo"',), ("Mia",))]
+    ids = kept.add(given[1:4], others)
+    kept.add(given[4:], [Entry(("grass",)), Entry(("Rex again",), ("Rex",))])
+    rows = quantize(given).astype(np.float64)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    asked = vectors(4, seed=2)
+    for without, rex, mia in ((None, [0, 1, 5], [1, 3]), (ids[0], [0, 5], [3])):
+        if without is not None:
+            kept.forget([without])
+        for query, found in zip(asked, kept.named(asked, 5), strict=True):
+            expected = {}
+            for name, places in (("Rex", rex), ("Mia", mia)):
+                mean = rows[places].mean(0)
+                expected[name] = float(query @ mean / np.linalg.norm(query) / np.linalg.norm(mean))
+            assert [name for name, _ in found] == sorted(expected, key=lambda name: -expected[name])
+            assert dict(found) == pytest.approx(expected, abs=1e-5)
+    assert [len(one) for one in kept.named(asked, 1)] == [1] * 4
+
+
+def test_names_that_others_add_are_known(tmp_path: Path) -> None:
+    writer = filled(tmp_path / "m", 5)
+    reader = FolderStore(tmp_path / "m")
+    assert len(reader.named(vectors(1), 99)[0]) == 5
+    writer.add(vectors(1, seed=9), [Entry(("Zoe",), ("Zoe",))])
+    assert reader.named(vectors(1, seed=9), 1)[0] == [("Zoe", pytest.approx(1, abs=1e-4))]
+    content = bytearray(file_of(tmp_path / "m", "vectors").read_bytes())
+    content[2 * WIDTH] ^= 0xFF  # the third picture is damaged
+    file_of(tmp_path / "m", "vectors").write_bytes(content)
+    again = FolderStore(tmp_path / "m")
+    assert {name for name, _ in again.named(vectors(1), 99)[0]} == {"Zoe", "Rex 0", "Rex 1", "Rex 3", "Rex 4"}
+
+
+def test_so_many_names_and_no_more(kept: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "MOST_NAMES", 3)
+    kept.add(vectors(5), entries(5))
+    assert {name for name, _ in kept.named(vectors(1), 99)[0]} == {"Rex 0", "Rex 1", "Rex 2"}
+
+
 def test_searching_what_was_said(kept: Store) -> None:
     kept.add(vectors(3), [Entry(("A beach at dusk",)), Entry(("a dog",), ("Rex",)), Entry(("Rex on the beach",))])
     assert [one.id for one in kept.find("Beach")] == [3, 1]

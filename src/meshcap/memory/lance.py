@@ -24,11 +24,12 @@ import numpy as np
 
 from meshcap.errors import MeshcapError
 from meshcap.memory.search import Query, norms_of
-from meshcap.memory.store import NOT_INDEXED, VERSION, Entry, Neighbour, Store, expect_k
+from meshcap.memory.store import NOT_INDEXED, VERSION, Entry, Likenesses, Neighbour, Store, expect_k
 
 TABLE = "memory"
 KEY = b"meshcap"  # of the settings in the table's schema
 COLUMNS = ["id", "time", "said"]
+NAMED = """said LIKE '%"names": ["%'"""  # entries with names
 TRIES = 10  # where other writers came between
 PROBES, REFINE = 40, 4  # parts of an index that are searched, and how many times k are compared exactly
 SPARE = 8  # more than k are asked for: Lance's own rounding may change the order
@@ -61,6 +62,7 @@ class LanceStore(Store):
                 f"{place} is of version {found.get('version')!r}, this meshcap reads version {VERSION}: update it"
             )
         self.vision, self.width = found["vision"], found["width"]
+        self._known: tuple[int, Likenesses] | None = None  # and of which version of the table
 
     @classmethod
     def create(cls, place: str | Path, *, vision: str, width: int) -> LanceStore:
@@ -132,6 +134,21 @@ class LanceStore(Store):
         entries = [_entry(row) for row in found.select(COLUMNS).to_pylist()]
         order = sorted(range(len(entries)), key=lambda at: (-similar[at], entries[at].time or 0, entries[at].id))
         return [Neighbour.of(float(similar[at]), entries[at]) for at in order[:k] if similar[at] > -np.inf]
+
+    def named(self, vectors: Any, k: int) -> list[list[tuple[str, float]]]:
+        expect_k(k)
+        given = self._checked(vectors)
+        with _one_line(self.place):
+            version = int(self.table.version)
+        if self._known is None or self._known[0] != version:
+            asked = partial(self.table.search().where, NAMED)
+            found = self._read(lambda: asked().select([*COLUMNS, "vector"]).limit(None).to_arrow())
+            rows = found.column("vector").combine_chunks().flatten().to_numpy(zero_copy_only=False)
+            known = Likenesses(self.width)
+            for row, one in zip(rows.reshape(-1, self.width), found.select(COLUMNS).to_pylist(), strict=True):
+                known.add(_entry(one).names, row)
+            self._known = version, known
+        return self._known[1].nearest(given, k)
 
     def entries(self) -> Iterator[Entry]:
         found = self._read(lambda: self.table.search().select(COLUMNS).limit(None).to_arrow())

@@ -51,6 +51,8 @@ MOST_CAPTIONS, LONGEST = 100, 2000  # captions of an entry, and letters of one
 YEAR_10000 = 253_402_300_800.0  # in seconds since 1970
 END = struct.Struct("<QQQ")  # bytes of the log, rows, largest id
 PATIENCE = 30.0  # seconds that a writer waits for another
+MOST_NAMES = 100_000  # that are known by more than their nearest picture
+NAMED = b'"names":["'  # in the JSON of an entry that has some
 NOT_INDEXED = 20_000  # rows outside of an index, or a tenth of those in it, that are worth making it again
 
 EngineName = Literal["exact", "usearch"]
@@ -117,6 +119,47 @@ class Neighbour:
         return cls(similarity, entry.captions, entry.names, entry.id, entry.source, entry.time)
 
 
+class Likenesses:
+    """What pictures of one name have in common: the mean direction of those that have it.
+
+    What is around somebody changes from picture to picture and averages out: a picture of them is nearer to the mean
+    than to most of the pictures themselves, and a stranger's is not.
+    """
+
+    def __init__(self, width: int):
+        self.places: dict[str, int] = {}
+        self._sums = np.empty((0, width), np.float32)
+        self._means: np.ndarray | None = None
+
+    def add(self, names: Iterable[str], row: np.ndarray) -> None:
+        """A picture's vector (D,) for each of its names."""
+        direction = row.astype(np.float32)
+        direction /= np.linalg.norm(direction)
+        for name in names:
+            if name not in self.places:
+                if len(self.places) == MOST_NAMES:
+                    continue
+                self.places[name] = len(self.places)
+                if len(self.places) > len(self._sums):
+                    more = np.zeros((max(16, len(self._sums)), row.size), np.float32)
+                    self._sums = np.concatenate((self._sums, more))
+            self._sums[self.places[name]] += direction
+        self._means = None
+
+    def nearest(self, vectors: np.ndarray, k: int) -> list[list[tuple[str, float]]]:
+        """The k names most like each vector (B, D), with cosines, the most similar first."""
+        if self._means is None:
+            sums = self._sums[: len(self.places)]
+            self._means = sums / np.maximum(np.linalg.norm(sums, axis=1, keepdims=True), 1e-9)
+        names, lengths = list(self.places), np.linalg.norm(vectors, axis=1, keepdims=True)
+        cosines = vectors @ self._means.T / np.maximum(lengths, 1e-9)
+        best = np.argsort(-cosines, 1, kind="stable")[:, :k]
+        return [
+            [(names[place], float(row[place])) for place in places.tolist()]
+            for row, places in zip(cosines, best, strict=True)
+        ]
+
+
 class Store(ABC):
     """What a captioner needs of a memory, whatever keeps it."""
 
@@ -138,6 +181,10 @@ class Store(ABC):
     @abstractmethod
     def nearest(self, vectors: Any, k: int) -> list[list[Neighbour]]:
         """The k entries nearest to each vector (B, D), nearest first; fewer where there are fewer."""
+
+    @abstractmethod
+    def named(self, vectors: Any, k: int) -> list[list[tuple[str, float]]]:
+        """The k names most like each vector (B, D), with cosines, the most similar first: see `Likenesses`."""
 
     @abstractmethod
     def entries(self) -> Iterator[Entry]:
@@ -205,6 +252,7 @@ class RamStore(Store):
         self._rows = np.empty((0, width), np.int8)
         self._norms = np.empty(0, np.float32)
         self._entries: list[Entry] = []
+        self._likenesses: Likenesses | None = None
         self._next = 1
 
     def __len__(self) -> int:
@@ -217,6 +265,7 @@ class RamStore(Store):
         self._rows = np.concatenate((self._rows, rows))
         self._norms = np.concatenate((self._norms, norms_of(rows)))
         self._entries += [replace(one, id=id) for id, one in zip(ids, checked, strict=True)]
+        self._likenesses = None
         return ids
 
     def nearest(self, vectors: Any, k: int) -> list[list[Neighbour]]:
@@ -227,6 +276,15 @@ class RamStore(Store):
             for row in zip(places, similar, strict=True)
         ]
 
+    def named(self, vectors: Any, k: int) -> list[list[tuple[str, float]]]:
+        expect_k(k)
+        if self._likenesses is None:
+            known = Likenesses(self.width)
+            for entry, row in zip(self._entries, self._rows, strict=True):
+                known.add(entry.names, row)
+            self._likenesses = known
+        return self._likenesses.nearest(self._checked(vectors), k)
+
     def entries(self) -> Iterator[Entry]:
         return iter(list(self._entries))
 
@@ -235,6 +293,7 @@ class RamStore(Store):
         gone = len(self._entries) - len(kept)
         self._rows, self._norms = self._rows[kept], self._norms[kept]
         self._entries = [self._entries[place] for place in kept]
+        self._likenesses = None
         return gone
 
 
@@ -307,6 +366,7 @@ class FolderStore(Store):
         self.folder = Path(folder)
         self._lock = threading.RLock()
         self._now = self._open()
+        self._known: tuple[tuple[Any, ...], int, Likenesses] = self._now.seen, 0, Likenesses(self.width)
 
     @classmethod
     def create(cls, folder: str | Path, *, vision: str, width: int, engine: EngineName = "exact") -> FolderStore:
@@ -374,6 +434,36 @@ class FolderStore(Store):
             if None not in read.values():
                 return [[Neighbour.of(cosine, entry) for entry, cosine in one if entry is not None] for one in near]
             # a damaged one was met: it counts as lost from now on, and others take its place
+
+    def named(self, vectors: Any, k: int) -> list[list[tuple[str, float]]]:
+        expect_k(k)
+        given = self._checked(vectors)
+        with self._lock:  # what is known grows with the store, from the bytes that it had when it was last asked
+            now = self._refresh()
+            seen, end, known = self._known
+            if seen != now.seen or end > now.end:
+                end, known = 0, Likenesses(self.width)
+            for row in self._named_rows(now, end):
+                entry = self._entry(now, row)
+                if entry is not None:
+                    known.add(entry.names, now.vectors[row])
+            self._known = now.seen, now.end, known
+            return known.nearest(given, k)
+
+    @staticmethod
+    def _named_rows(now: _Snapshot, start: int) -> Iterator[int]:
+        """Rows of entries with names whose frames begin at an offset or later."""
+        rows = np.flatnonzero(now.offsets >= start)
+        rows = rows[np.argsort(now.offsets[rows])]
+        offsets = now.offsets[rows]
+        at = start
+        while now.log is not None and (at := now.log.find(NAMED, at)) >= 0:
+            place = int(np.searchsorted(offsets, at, "right"))
+            if place:
+                yield int(rows[place - 1])
+            if place == len(rows):
+                return
+            at = int(offsets[place])
 
     def entries(self) -> Iterator[Entry]:
         now = self._refresh()

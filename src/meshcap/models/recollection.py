@@ -3,10 +3,11 @@
 A store gives, for each picture, the nearest entries with their similarities, captions and names. Of these
 
 - entries below `least_similarity` are left out: a picture without near ones is captioned as without a store;
-- words that the vocabulary lacks become words for the moment;
-- a name counts where its entry is as near as `name_similarity`. Then it takes the place of the word for its kind ("a
-  dog on the sofa" becomes "Rex on the sofa"). Captions with names of entries that are not so near are left out: a
-  stranger gets nobody's name.
+- words that the vocabulary lacks become words for the moment, where more than one entry has them, or one that is as
+  near as `name_similarity`: one person's word for something else would be said of this picture, too;
+- a name counts where the picture is as like the mean of those that have it (`memory.store.Likenesses`) as
+  `name_similarity`, or nearly the same as one of them. Then it takes the place of the word for its kind ("a dog on the
+  sofa" becomes "Rex on the sofa"). Captions with other names are left out: a stranger gets nobody's name.
 
 `stand_ins` asks the captioner itself what it would say in the place of a new word: that is how the word is read back,
 and for a name, the kind whose place it takes.
@@ -14,6 +15,7 @@ and for a name, the kind whose place it takes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -27,6 +29,7 @@ from meshcap.models.memory_level import Memories, MemoryConfig, pack_memories
 from meshcap.text import Vocabulary
 
 WORDS = 16  # of a remembered caption that are read
+SAME = 0.95  # similarity of two pictures that show the same, whatever else is known by their names
 ARTICLES = ("a", "an", "the")
 # Who a name may belong to is said in many ways, and the captioner may waver between them.
 PEOPLE = "man woman boy girl person child kid guy lady gentleman toddler baby female male".split()
@@ -72,32 +75,61 @@ class Recollection:
 
 
 def recollect(
-    found: Sequence[Sequence[Remembered]], vocabulary: Vocabulary, config: MemoryConfig
+    found: Sequence[Sequence[Remembered]],
+    vocabulary: Vocabulary,
+    config: MemoryConfig,
+    named: Sequence[Sequence[tuple[str, float]]],
 ) -> Recollection | None:
-    """What a store found for B pictures, as a search reads it; None where nothing is near."""
+    """What a store found for B pictures, as a search reads it; None where nothing is near.
+
+    Args:
+        named: for each picture, how like it is to those of a name.
+    """
     new: dict[tuple[str, bool], int] = {}
     captions, entries, names = [], [], []
-    for neighbours in found:
+    for neighbours, likenesses in zip(found, named, strict=True):
         near = [one for one in neighbours if one.similarity >= config.least_similarity][: config.entries]
+        who = _names_of(near, likenesses, config.name_similarity)
+        common = _common(near, vocabulary, config.name_similarity)
         read: list[Recalled] = []
         each = max(1, config.captions // max(1, len(near)))
-        known: list[int] = []
         for rank, one in enumerate(near):
-            close = one.similarity >= config.name_similarity
-            texts = [text for text in one.captions if close or not _names_in(text, one.names)]
+            texts = [text for text in one.captions if set(one.names) <= who.keys() or not _names_in(text, one.names)]
             for text in texts[: min(each, config.captions - len(read))]:
-                spoken = _words(text, one.names if close else (), vocabulary)[:WORDS]
+                spoken = _words(text, [name for name in one.names if name in who], vocabulary)
+                spoken = [word for word in spoken if isinstance(word, int) or word[1] or word[0].lower() in common]
                 if spoken:  # only what is read becomes a word for the moment
-                    ids = [word if isinstance(word, int) else _new(word, new, len(vocabulary)) for word in spoken]
+                    known = len(vocabulary)
+                    ids = [word if isinstance(word, int) else _new(word, new, known) for word in spoken[:WORDS]]
                     read.append(Recalled(ids, one.similarity, rank, text))
-            if close and not known:  # the nearest with a name decides: others may be of someone else
-                known = [_new((name, True), new, len(vocabulary)) for name in one.names]
         captions.append(read)
         entries.append(near)
-        names.append(tuple(known))
+        names.append(tuple(_new((name, True), new, len(vocabulary)) for name in who))
     words = tuple(word for word, _ in new)
     recollection = Recollection(captions, entries, words, tuple(proper for _, proper in new), names, vocabulary)
     return recollection or None
+
+
+def _names_of(near: Sequence[Remembered], likenesses: Sequence[tuple[str, float]], least: float) -> dict[str, None]:
+    """Who is in a picture: the likeliest, and those who are as likely and have been seen with them."""
+    like = dict(likenesses)
+    for one in near:
+        if one.similarity >= SAME:
+            like |= {name: max(one.similarity, like.get(name, 0.0)) for name in one.names}
+    likely = sorted((name for name, similarity in like.items() if similarity >= least), key=lambda name: -like[name])
+    with_them = {name for one in near if likely and likely[0] in one.names for name in one.names}
+    return dict.fromkeys(name for name in likely if name == likely[0] or name in with_them)
+
+
+def _common(near: Sequence[Remembered], vocabulary: Vocabulary, least: float) -> set[str]:
+    """New words that several entries have, or one that is as near as a name has to be."""
+    seen: Counter[str] = Counter()
+    for one in near:
+        seen.update({token for text in one.captions for token in vocabulary.tokens(text) if token not in vocabulary})
+    close = (text for one in near if one.similarity >= least for text in one.captions)
+    return {word for word, count in seen.items() if count > 1} | {
+        token for text in close for token in vocabulary.tokens(text)
+    }
 
 
 def _new(word: tuple[str, bool], new: dict[tuple[str, bool], int], known: int) -> int:
