@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # How many pictures of one's own are worth what: the packaged captioner, trained on with 100, 1,000 and 6,000 pictures of
-# Flickr8k. One to two minutes, side by side, on one H200, without compilation.
+# Flickr8k. One to seven minutes each, side by side on one H200; other settings that were tried: docs/LOG.md.
 #
 #   recipes/flickr8k.sh dataset_flickr8k.json PICTURES OUT
 set -euo pipefail
@@ -9,11 +9,12 @@ data=$out/packed
 mkdir -p "$out"
 meshcap data pack "$captions" --out "$data" --pictures "$pictures" --size 256 --format jpg --quality 85
 
-# pictures, steps of cross-entropy, self-critical steps, pictures of a step, steps between validations, the two learning rates
+# pictures, then further settings
 tune() {
-    local without=()
-    if [[ $1 -lt 6000 ]]; then
-        python3 - "$data" "$1" "$out/without-$1.txt" <<'PYTHON'
+    local count=$1 without=()
+    shift
+    if [[ $count -lt 6000 ]]; then
+        python3 - "$data" "$count" "$out/without-$count.txt" <<'PYTHON'
 import random
 import sys
 
@@ -25,17 +26,17 @@ random.Random(0).shuffle(ids)
 with open(file, "w") as without:
     without.writelines(f"{id}\n" for id in ids[count:])
 PYTHON
-        without=(--without "$out/without-$1.txt")
+        without=(--without "$out/without-$count.txt")
     fi
-    meshcap train "$data" --from default --out "$out/$1" "${without[@]}" --seed 1 --size 288 \
-        --xe-steps "$2" --scst-steps "$3" --batch-size "$4" --set scst.batch="$4" --lr "$6" --set xe.lr_vision=3e-5 \
-        --scst-lr "$7" --set scst.lr_vision=5e-6 --set scst.augment=0.25 --set scst.ema=0.99 \
-        --set xe.augment=0.5 --set xe.region_dropout=0.1 --set xe.ema=0.99 --set run.validate_every="$5" --set run.patience=0 \
-        --set run.compile=false --set run.precision=bfloat16
-    meshcap evaluate "$out/$1" "$data" --split test --out "$out/$1/test"
+    meshcap train "$data" --from default --out "$out/$count" "${without[@]}" --seed 1 "$@"
+    meshcap evaluate "$out/$count" "$data" --split test --out "$out/$count/test"
 }
 
+gentle=(--set run.patience=0 --set run.compile=false --set run.precision=bfloat16 --set scst.augment=0.25 --set xe.augment=0.5
+    --set xe.region_dropout=0.1 --set xe.ema=0.99 --set xe.layer_decay=0.85 --set scst.layer_decay=0.85)
 meshcap evaluate default "$data" --split test --out "$out/0"
-tune 100 30 60 50 30 2e-4 3e-5
-tune 1000 60 160 64 80 2e-4 3e-5
-tune 6000 200 440 128 220 2e-4 3e-5
+tune 100 "${gentle[@]}" --xe-steps 30 --scst-steps 60 --batch-size 50 --set scst.batch=50 --lr 5e-5 --set xe.lr_vision=1e-5 \
+    --scst-lr 2e-5 --set scst.lr_vision=5e-6 --set scst.frozen_stages=6 --set scst.ema=0.99 --set run.validate_every=15
+tune 1000 "${gentle[@]}" --xe-steps 120 --scst-steps 320 --batch-size 64 --set scst.batch=64 --lr 1e-4 --set xe.lr_vision=2e-5 \
+    --scst-lr 3e-5 --set scst.lr_vision=1e-5 --set scst.ema=0.99 --set run.validate_every=40
+tune 6000

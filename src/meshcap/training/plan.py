@@ -53,14 +53,15 @@ def complete(settings: TrainSettings, *, pictures: int, device: torch.device) ->
     choose("data.min_count", 5 if pictures >= 5_000 else 2 if pictures >= 500 else 1)
 
     minutes = not new and not gpu  # a trained model has little to learn, and little is what a CPU can do
-    few = not new and pictures < 500  # which it soon knows by heart: smaller steps, and fewer
-    batch = min(pictures, choose("xe.batch", (256 if large else 128) if gpu else 16 if minutes else 32))
+    few = not new and pictures < 500  # which it soon knows by heart: smaller steps, fewer of them, and varied pictures
+    batch = min(pictures, choose("xe.batch", (256 if large else 50 if few else 128) if gpu else 16 if minutes else 32))
     if batch != settings.xe.batch:
         chosen["xe.batch"] = batch
     captions = choose("xe.captions", 2 if scratch or minutes else 5)  # new pictures teach a vision more than words do
     rate = choose("xe.lr", 1e-3 if scratch else 5e-4 if new else 5e-5 if few else 1e-4)
     can_learn = settings.data.features is None and vision not in WITHOUT_WEIGHTS and (gpu or scratch)
-    rate_vision = choose("xe.lr_vision", rate * (1.0 if scratch else 0.3) if can_learn else 0.0)
+    rate_vision = choose("xe.lr_vision", rate * (1.0 if scratch else 0.2 if few else 0.3) if can_learn else 0.0)
+    choose("xe.layer_decay", 0.85 if few else 1.0)
     varied = rate_vision > 0 and not scratch
     choose("xe.label_smoothing", 0.0 if scratch else 0.1)
     choose("xe.augment", 0.5 if varied else 0.0)
@@ -79,12 +80,16 @@ def complete(settings: TrainSettings, *, pictures: int, device: torch.device) ->
         chosen["scst.batch"] = scst_batch
     choose("scst.captions", captions)
     choose("scst.lr", 1e-4 if scratch else 2e-5 if large or few or not gpu else 4e-5)
+    learns_on = choose("scst.lr_vision", 5e-6 if few and can_learn else 0.0) > 0 and few
+    choose("scst.layer_decay", 0.85 if few else 1.0)
+    choose("scst.augment", 0.25 if learns_on else 0.0)
+    choose("scst.ema", 0.99 if learns_on else 0.0)
     choose("scst.xe_weight", 1.0 if scratch else 0.0)  # a minute of cross-entropy has not taught everything yet
     if scratch and not settings.scst.epochs:
         choose("scst.steps", max(140, round(0.35 * pictures / scst_batch)))
     elif settings.scst.steps is None:
         epochs = settings.scst.epochs or (5 if large else 24 if gpu else 1 if minutes else 3)
-        least = 1 if settings.scst.epochs else 20 if minutes else 50
+        least = 1 if settings.scst.epochs else 20 if minutes else 60 if few else 50
         chosen["scst.steps"], chosen["scst.epochs"] = max(least, steps_of(epochs, pictures, scst_batch)), None
 
     choose("run.patience", 0 if scratch or not gpu else 5)

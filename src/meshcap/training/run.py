@@ -252,7 +252,7 @@ class Run:
                 weight_decay=own.weight_decay,
                 device=world.device,
                 stages=[] if parts.vision is None else parts.vision.stages(),
-                layer_decay=own.layer_decay,
+                layer_decay=own.layer_decay or 1.0,
             ),
             average=Average(weights, own.ema or 0.0),
             position=position,

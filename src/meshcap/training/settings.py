@@ -122,7 +122,7 @@ class StageSettings(Record):
     captions: int | None = more_than_zero()  # of each picture in a step
     lr: float | None = more_than_zero()
     lr_vision: float | None = zero_or_more()  # 0: frozen
-    layer_decay: float = more_than_zero(1.0)
+    layer_decay: float | None = more_than_zero()
     frozen_stages: int = zero_or_more(0)  # first stages of the vision (`Vision.stages`) that do not learn
     warmup: float = share(0.05)  # of the steps
     last_rate: float = share(0.01)  # where the rate ends, as a share of the highest
@@ -162,7 +162,9 @@ class SCSTSettings(StageSettings):
 
     prefix: ClassVar[str] = "scst"
 
-    lr_vision: float | None = zero_or_more(0.0)  # 0: frozen, and unaugmented pictures are looked at once
+    lr_vision: float | None = zero_or_more()  # 0: frozen, and unaugmented pictures are looked at once
+    ema: float | None = share()
+    augment: float | None = strength()
     last_rate: float = share(0.1)
     samples: int = field(
         default=5,
