@@ -23,12 +23,14 @@ for count in (100, 1000):
         without.writelines(f"{id}\n" for id in ids[count:])
 PYTHON
 
-gentle=(--set run.patience=0 --set run.compile=false --set run.precision=bfloat16 --set scst.augment=0.25 --set xe.augment=0.5
-    --set xe.region_dropout=0.1 --set xe.ema=0.99 --set scst.ema=0.99 --set xe.layer_decay=0.85 --set scst.layer_decay=0.85)
-meshcap train "$data" --from default --out "$out/100" --without "$out/without-100.txt" --seed 1 "${gentle[@]}" \
+meshcap train "$data" --from default --out "$out/100" --without "$out/without-100.txt" --seed 1 --set run.patience=0 \
+    --set xe.augment=0.5 --set scst.augment=0.25 --set xe.region_dropout=0.1 --set xe.ema=0.99 --set scst.ema=0.99 \
+    --set xe.layer_decay=0.85 --set scst.layer_decay=0.85 --set run.compile=false --set run.precision=bfloat16 \
     --xe-steps 30 --batch-size 50 --lr 5e-5 --set xe.lr_vision=1e-5 --set run.validate_every=15 \
     --scst-steps 60 --set scst.batch=50 --scst-lr 2e-5 --set scst.lr_vision=5e-6 --set scst.frozen_stages=6
-meshcap train "$data" --from default --out "$out/1000" --without "$out/without-1000.txt" --seed 1 "${gentle[@]}" \
+meshcap train "$data" --from default --out "$out/1000" --without "$out/without-1000.txt" --seed 1 --set run.patience=0 \
+    --set xe.augment=0.5 --set scst.augment=0.25 --set xe.region_dropout=0.1 --set xe.ema=0.99 --set scst.ema=0.99 \
+    --set xe.layer_decay=0.85 --set scst.layer_decay=0.85 --set run.compile=false --set run.precision=bfloat16 \
     --xe-steps 120 --batch-size 64 --lr 1e-4 --set xe.lr_vision=2e-5 --set run.validate_every=40 \
     --scst-steps 320 --set scst.batch=64 --scst-lr 3e-5 --set scst.lr_vision=1e-5
 meshcap train "$data" --from default --out "$out/6000" --seed 1
