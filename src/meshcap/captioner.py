@@ -309,7 +309,7 @@ class Captioner:
     ) -> list[Caption]:
         """A caption of each picture with its alternatives: n in all, or as many different ones as were found."""
         options = options_of(options, fields)
-        return self._speaker.captions(found, options)
+        return self.speaker.captions(found, options)
 
     # All of them at once.
 
@@ -440,7 +440,7 @@ class Captioner:
         seen = [[]] * len(captions) if named is None or self.names is None else self.names.tags(named)
         painted = [colours(one) if one.ndim == 3 else [] for one in read or ()] or [[]] * len(captions)
         return [
-            replace(caption, tags=joined(self._speaker.tags(found, at, caption, heads), paint))
+            replace(caption, tags=joined(self.speaker.tags(found, at, caption, heads), paint))
             for at, (caption, heads, paint) in enumerate(zip(captions, seen, painted, strict=True))
         ]
 
@@ -511,7 +511,7 @@ class Captioner:
             raise MeshcapError(f"regions of {len(regions)} pictures were given, expected those of one")
         self.backend.check(regions)
         captions = [
-            self._speaker.caption_of(words, log_probs)
+            self.speaker.caption_of(words, log_probs)
             for words, log_probs in zip(ids, self.backend.score(regions, ids), strict=True)
         ]
         return captions[0] if isinstance(text, str) else captions
@@ -795,7 +795,8 @@ class Captioner:
             pool.shutdown(cancel_futures=True)
 
     @property
-    def _speaker(self) -> Speaker:
+    def speaker(self) -> Speaker:
+        """Who puts hypotheses into words."""
         return Speaker(self.vocabulary, self.calibration, self.names)
 
     def _torch(self, lacks: str = "has no model in torch") -> Any:

@@ -31,6 +31,7 @@ from meshcap.weights import dequantise, quantise, read_weights, save_weights
 
 SURE, SURE_OF_KIND = 0.4, 0.6  # least probabilities of a name and of a kind that captions may say
 TAGGED = 0.25  # of a name that is a tag
+READ, SEEN = 3, 0.01  # how many names are told of where one was said, and how likely each is at least
 TENSORS = ("names.weight", "names.bias", "words.weight", "words.bias", "centre", "spread")
 
 
@@ -45,6 +46,18 @@ class Named(NamedTuple):
         return Named(*(one.to("cpu", non_blocking=True) for one in self))
 
 
+class Reading(NamedTuple):
+    """What the head saw where captions say a word of it."""
+
+    word: str  # in the singular
+    probability: float
+    names: tuple[tuple[str, float], ...]  # the likeliest of those that are called so
+
+    def to_dict(self) -> dict[str, Any]:
+        names = [{"name": name, "probability": chance} for name, chance in self.names]
+        return {"word": self.word, "probability": self.probability, "names": names}
+
+
 @dataclass(frozen=True)
 class NameKind:
     """Names of one kind, and what captions say in their place."""
@@ -55,6 +68,14 @@ class NameKind:
     plural_kin: tuple[str, ...]
     stand_in: str  # read back where the vocabulary has no such name
     plural_stand_in: str
+
+
+class Word(NamedTuple):
+    """What captions may say."""
+
+    plural: str
+    kind: NameKind
+    classes: Tensor  # (C) 1 for the names that are called so
 
 
 @dataclass(frozen=True)
@@ -157,6 +178,18 @@ class Names:
         self.of_kind = torch.zeros(len(table.said), len(kinds))
         for place, (_, _, kind) in enumerate(table.said):
             self.of_kind[place, kinds[kind]] = 1
+        self.words: dict[str, Word] = {}
+        for place, (word, plural, kind) in enumerate(table.said):
+            self._add(word, plural, table.kinds[kind], said[:, place])
+        for name, of_it in table.kinds.items():
+            if of_it.word:
+                self._add(of_it.word, of_it.plural, of_it, said @ self.of_kind[:, kinds[name]])
+        self.forms = {form: word for word, one in self.words.items() for form in (one.plural, word)}
+
+    def _add(self, word: str, plural: str, kind: NameKind, classes: Tensor) -> None:
+        if word in self.words:  # of two kinds, or a name and its kind
+            classes = (classes + self.words[word].classes).clamp(max=1)
+        self.words[word] = Word(plural, kind, classes)
 
     @classmethod
     def load(cls, name_or_folder: str | Path, **hub: Any) -> Self | None:
@@ -231,6 +264,16 @@ class Names:
                 chosen.append(None)
         return chosen
 
+    def read(self, named: Named, form: str) -> Reading:
+        """What the head saw in the first picture of a word that captions say of it, in the singular or the plural."""
+        word = self.forms[form]
+        likely = named.names[0].cpu() * self.words[word].classes
+        (chosen,) = self.choose(Named(*(one[:1] for one in named)))
+        probability = chosen[1] if chosen is not None and chosen[0] == word else float(likely.sum())
+        best = likely.topk(min(READ, int((likely >= SEEN).sum())))
+        names = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        return Reading(word, probability, tuple((self.table.names[place], chance) for place, chance in names))
+
     def extension(self, named: Named, vocabulary: Vocabulary, *, but: Sequence[str] = ()) -> Extension | None:
         """Words that a search over these pictures may say beside its own; None: there are none.
 
@@ -238,11 +281,9 @@ class Names:
         `but` are left out: something else says them already.
         """
         chosen = self.choose(named)
-        forms = {word: (plural, self.table.kinds[kind]) for word, plural, kind in self.table.said}
-        forms |= {kind.word: (kind.plural, kind) for kind in self.table.kinds.values() if kind.word}
         words, stand_in, kin, share = list[str](), list[int](), list[tuple[int, ...]](), list[list[float]]()
         for word in dict.fromkeys(one[0] for one in chosen if one is not None):
-            plural, kind = forms[word]
+            plural, kind, _ = self.words[word]
             row = [one[1] if one is not None and one[0] == word else 0.0 for one in chosen]
             plural_kin = [one for one in kind.plural_kin if one not in kind.kin]  # "sheep" is both, and gives once
             for form, among, instead in (
@@ -264,8 +305,7 @@ class Names:
 
     def plurals(self) -> dict[str, str]:
         """The plural of every word that `extension` may give."""
-        found = {word: plural for word, plural, _ in self.table.said}
-        return found | {kind.word: kind.plural for kind in self.table.kinds.values() if kind.word}
+        return {word: one.plural for word, one in self.words.items()}
 
 
 def _mean(regions: Regions) -> Tensor:

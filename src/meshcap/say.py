@@ -67,10 +67,9 @@ class Speaker:
         listed = found.lists
         caption = self.caption_of(ids, log_probs, listed.finished[picture][rank], self._known(found))
         caption = replace(caption, score=listed.scores[picture][rank])
-        places = list(range(len(caption.words)))
-        fitting = self._fit(caption.words, ids, found.extension, articles=options.good_endings)
-        if list(fitting.values()) != caption.words:
-            words, places = list(fitting.values()), list(fitting)
+        spoken = self._fit(caption.words, ids, found.extension, articles=options.good_endings)
+        words, places = list(spoken.values()), list(spoken)
+        if words != caption.words:
             text = self.vocabulary.sentence([*words, SPECIAL[3]] if caption.finished else words)
             caption = replace(caption, text=text, words=words, log_probs=_merged(log_probs, places))
         if options.must:
@@ -83,6 +82,11 @@ class Speaker:
             if "listened" in found.attention:
                 caption = replace(caption, memory=found.attention["listened"][picture, rank, places].tolist())
         return caption
+
+    def spoken(self, found: Hypotheses, picture: int, rank: int, options: CaptionOptions) -> dict[int, str]:
+        """The words of a caption by their places in the hypothesis: those of the vocabulary, and names, made to fit."""
+        ids, _ = _said(found, picture, rank)
+        return self._fit(self._known(found).decode(ids), ids, found.extension, articles=options.good_endings)
 
     def caption_of(
         self, ids: list[int], log_probs: list[float], finished: bool = True, known: Vocabulary | None = None
@@ -137,9 +141,7 @@ class Speaker:
         """The vocabulary, with the words for the moment."""
         return self.vocabulary if found.extension is None else self.vocabulary.extended(found.extension.words)
 
-    def _fit(
-        self, words: list[str], ids: list[int], extension: Extension | None, *, articles: bool
-    ) -> dict[int, str]:
+    def _fit(self, words: list[str], ids: list[int], extension: Extension | None, *, articles: bool) -> dict[int, str]:
         """Words by their places, with articles that fit words for the moment, and, with `articles`, all words."""
         known = len(self.vocabulary)
         new = {place: one - known for place, one in enumerate(ids) if one >= known}
