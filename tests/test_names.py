@@ -119,12 +119,70 @@ def test_captions_say_names_with_the_right_article_and_number() -> None:
     assert named.caption(regions, max_words=6, names=False)[0].words == without
 
 
+def speaking(**given) -> Captioner:
+    model = tiny.build("m2-no-boxes", seed=15, vocab_size=len(WORDS))
+    return Captioner(model, Vocabulary(WORDS), names=head(**given))
+
+
+@pytest.mark.parametrize("must", ["wombat", "Wombats", "red panda", "wombat|dog", "a wombat"])
+def test_a_name_that_is_required_is_said_whatever_its_probability(must: str) -> None:
+    regions = cells({1: 1.0}, {0: 1.0})  # an okapi, a cat
+    for caption in speaking().caption(regions, must=must, max_words=6):
+        said = " ".join(caption.words)
+        assert caption.missing == 0 and any(one.lower() in said for one in must.split("|"))
+    named = head().look(regions)
+    found = head().extension(named, Vocabulary(WORDS), must=["wombat"])
+    assert found is not None and {"okapi", "wombat", "wombats"} <= set(found.words)
+    assert bool((found.shares.share > 0)[:, found.words.index("wombat")].all())
+    assert bool((found.shares.table()[1].sum(1) <= 1 + 1e-6).all())
+
+
+def test_a_name_to_avoid_is_not_said_nor_its_plural() -> None:
+    captioner, regions = speaking(), cells({1: 1.0})
+    assert {"okapi", "okapis"} & set(captioner.caption(regions, max_words=6)[0].words)
+    words = captioner.caption(regions, max_words=6, must_not="Okapi")[0].words
+    assert "animal" in words and not {"okapi", "okapis"} & set(words)  # its kind, of which the head is as sure
+    words = captioner.caption(regions, max_words=6, must_not="okapi,animal")[0].words
+    assert not {"okapi", "okapis", "animal", "animals"} & set(words)
+    words = captioner.caption(regions, max_words=6, must_not="okapi", must="okapis")[0].words
+    assert "okapis" in words and "okapi" not in words
+    for never in ("wombat", "a wombat", "red panda"):  # nobody would say it
+        assert captioner.caption(regions, must_not=never)[0] == captioner.caption(regions)[0]
+    assert "sits okapi" not in captioner.caption(regions, must_not="sits okapi", max_words=6)[0].text.lower()
+
+
+def test_names_that_nobody_knows_are_refused_where_options_are() -> None:
+    captioner, regions = speaking(), cells({1: 1.0})
+    for refused, told in (
+        ({"must": "wombot"}, "unknown word 'wombot' to mention.*nearest known: wombat"),
+        ({"must_not": "wombot"}, "unknown word 'wombot' to avoid"),
+        ({"must": "wombat", "names": False}, "unknown word 'wombat'"),
+        ({"must": "wombat", "must_not": "wombat"}, "must has 'wombat', which is in must_not, too"),
+        ({"must": "wombat", "must_not": "wombat", "max_words": 4}, "in must_not, too"),
+    ):
+        with pytest.raises(MeshcapError, match=told):
+            captioner.plan(CaptionOptions(**refused))
+        with pytest.raises(MeshcapError, match=told):
+            captioner.caption(regions, **refused)
+    unlike = replace(TABLE, kinds={"animal": replace(ANIMAL, kin=("yak",), plural_kin=())})
+    with pytest.raises(MeshcapError, match="must has 'wombat', which is a name that is like no word of this model"):
+        speaking(table=unlike).caption(regions, must="wombat")
+
+
+def test_a_word_of_the_vocabulary_takes_the_share_of_its_name_where_it_must_be_said() -> None:
+    vocabulary = Vocabulary([*WORDS, "okapi"])
+    found = head().extension(head().look(cells({1: 1.0})), vocabulary, must=["okapi"])
+    assert found is not None and found.words == ("okapis",)
+    assert found.shares.ids == (vocabulary.id("okapi"), len(vocabulary))
+
+
 def test_number_agrees_with_what_comes_before() -> None:
     plurals = {"camel": "camels", "okapi": "okapis"}
     assert agree("a brown camels standing".split(), [2], plurals) == {2: "camel"}
     assert agree("a herd of camel".split(), [3], plurals) == {3: "camels"}
     assert agree("two big okapi".split(), [2], plurals) == {2: "okapis"}
     assert agree("the camel".split(), [1], plurals) == {}
+    assert agree("a brown camels".split(), [2], plurals, kept=("camels",)) == {0: ""}
 
 
 def test_phrases_of_a_caption() -> None:

@@ -259,14 +259,18 @@ class Captioner:
         queued: bool = False,
     ) -> Hypotheses:
         memory = self._recollect(regions)
-        if extension is None and options.names and self.names is not None:
-            named = named or self.names.look(regions)
-            extension = self.names.extension(named, self.vocabulary, but=memory.words if memory else ())
+        names = self.names if extension is None and options.names else None
+        if names is not None:
+            extension = names.extension(
+                named or names.look(regions), self.vocabulary, but=memory.words if memory else (),
+                must=options.must, must_not=options.must_not,
+            )  # fmt: skip
         new = (*(memory.words if memory else ()), *(extension.words if extension else ()))
-        if not new or not (options.must or options.must_not):
+        if not (options.must or options.must_not) or (not new and names is None):
             strategy, rules = self.plan(options)
         else:
-            strategy, rules = plan(options, self.vocabulary.extended(new), self.backend.settings, self._words)
+            known, unsaid = self.vocabulary.extended(new), tuple(names.forms) if names is not None else ()
+            strategy, rules = plan(options, known, self.backend.settings, self._words, unsaid)
         # Captions that turn out alike are left out when they are said: then others must be there to take their place.
         kept = 1 if options.n == 1 and not options.tags else strategy.width
         return self.backend.search(
@@ -658,7 +662,10 @@ class Captioner:
         """
         found = self._plans.get(options)
         if found is None or (options.strategy == "sample" and options.seed is None):  # a new seed each time
-            found = plan(options, self.vocabulary, self.backend.settings, self._words)
+            names = self.names if options.names else None
+            asked = sorted(names.among(options.must, self.vocabulary)) if names is not None else ()
+            known, unsaid = self.vocabulary.extended(asked), tuple(names.forms) if names is not None else ()
+            found = plan(options, known, self.backend.settings, self._words, unsaid)
             if len(self._plans) >= MOST_PLANS:
                 self._plans.clear()
             self._plans[options] = found

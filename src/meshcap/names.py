@@ -12,7 +12,7 @@ A model folder keeps it in two files: `names.safetensors` (weights, 8 bits) and 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -30,6 +30,7 @@ from meshcap.text import Vocabulary
 from meshcap.weights import dequantise, quantise, read_weights, save_weights
 
 SURE, SURE_OF_KIND = 0.4, 0.6  # least probabilities of a name and of a kind that captions may say
+LEAST_ASKED = 1e-6  # the least share of a name that a caption must say
 TAGGED = 0.25  # of a name that is a tag
 READ, SEEN = 3, 0.01  # how many names are told of where one was said, and how likely each is at least
 TENSORS = ("names.weight", "names.bias", "words.weight", "words.bias", "centre", "spread")
@@ -248,11 +249,15 @@ class Names:
             found.append(tags)
         return found
 
-    def choose(self, named: Named) -> list[tuple[str, float] | None]:
-        """For each picture the word that captions may say: a name, or the word for its kind; and its probability."""
+    def choose(self, named: Named, but: Collection[str] = ()) -> list[tuple[str, float] | None]:
+        """For each picture the word that captions may say: a name, or the word for its kind; and its probability.
+
+        Words of `but` are not chosen: of a name, its kind may be.
+        """
         said = named.names.cpu() @ self.said  # (B, S)
         kinds = said @ self.of_kind  # (B, kinds)
-        broad = [kind.word for kind in self.table.kinds.values()]
+        said[:, [place for place, (word, _, _) in enumerate(self.table.said) if word in but]] = 0
+        broad = ["" if kind.word in but else kind.word for kind in self.table.kinds.values()]
         chosen: list[tuple[str, float] | None] = []
         best = (*said.max(-1), *kinds.max(-1))
         for by_name, name, by_kind, kind in zip(*(one.tolist() for one in best), strict=True):
@@ -274,38 +279,83 @@ class Names:
         names = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         return Reading(word, probability, tuple((self.table.names[place], chance) for place, chance in names))
 
-    def extension(self, named: Named, vocabulary: Vocabulary, *, but: Sequence[str] = ()) -> Extension | None:
+    def extension(
+        self,
+        named: Named,
+        vocabulary: Vocabulary,
+        *,
+        but: Sequence[str] = (),
+        must: Sequence[str] = (),
+        must_not: Sequence[str] = (),
+    ) -> Extension | None:
         """Words that a search over these pictures may say beside its own; None: there are none.
 
-        Each comes in the singular and in the plural, and takes its probability as a share of that of its kin. Words of
-        `but` are left out: something else says them already.
+        Each comes in the singular and in the plural, and takes its probability as a share of that of its kin.
+
+        Args:
+            but: words that are left out: something else says them already.
+            must: of the options; a name in it may be said whatever its probability.
+            must_not: of the options; a name in it is not said, nor its plural unless that is in `must`.
         """
-        chosen = self.choose(named)
-        words, stand_in, kin, share = list[str](), list[int](), list[tuple[int, ...]](), list[list[float]]()
-        for word in dict.fromkeys(one[0] for one in chosen if one is not None):
-            plural, kind, _ = self.words[word]
+        asked = self.among(must, vocabulary)
+        phrases = [phrase for entry in must_not for phrase in entry.split("|")]
+        avoided = {form for phrase in phrases if (form := self._form(phrase, vocabulary)) is not None}
+        avoided |= {self.words[one].plural for one in avoided if one in self.words} - asked
+        chosen = self.choose(named, avoided)
+        new = {self.forms[form] for form in asked if form not in vocabulary}
+        receivers, among, rows = list[str](), list[list[int]](), list[list[float]]()
+        for word in dict.fromkeys((*(one[0] for one in chosen if one is not None), *sorted(new))):
+            plural, kind, classes = self.words[word]
             row = [one[1] if one is not None and one[0] == word else 0.0 for one in chosen]
+            if word in new:
+                likely = (named.names.cpu() @ classes).tolist()
+                row = [share or max(LEAST_ASKED, probability) for share, probability in zip(row, likely, strict=True)]
             plural_kin = [one for one in kind.plural_kin if one not in kind.kin]  # "sheep" is both, and gives once
-            for form, among, instead in (
-                (word, kind.kin, kind.stand_in),
-                (plural, plural_kin, kind.plural_stand_in),
-            ):
-                ids = tuple(vocabulary.id(one) for one in among if one in vocabulary and one not in (word, plural))
-                if not ids or form in words or form in but:
-                    continue
-                words.append(form)
-                stand_in.append(vocabulary.id(form if form in vocabulary else instead))
-                kin.append(ids)
-                share.append(row)
-        if not words:
+            if plural in asked:
+                plural_kin = plural_kin or list(kind.kin)
+            for form, kin in ((word, kind.kin), (plural, plural_kin)):
+                ids = [vocabulary.id(one) for one in kin if one in vocabulary and one not in (word, plural)]
+                if ids and form not in (*receivers, *but, *avoided):
+                    receivers.append(form)
+                    among.append(ids)
+                    rows.append(row)
+        if not receivers:
             return None
+        # A word of the vocabulary that was asked for takes its share itself, others are words for the moment.
+        words = [form for form in receivers if form not in asked or form not in vocabulary]
         known = len(vocabulary)
-        shares = Shares(tuple(range(known, known + len(words))), tuple(kin), torch.tensor(share).T)
-        return Extension(tuple(words), tuple(stand_in), shares)
+        ids = [known + words.index(form) if form in words else vocabulary.id(form) for form in receivers]
+        shares = Shares(tuple(ids), tuple(map(tuple, among)), fitting(torch.tensor(rows).T, among))
+        return Extension(tuple(words), tuple(self._stand_in(form, vocabulary) for form in words), shares)
+
+    def _stand_in(self, form: str, vocabulary: Vocabulary) -> int:
+        if form in vocabulary:
+            return vocabulary.id(form)
+        kind = self.words[self.forms[form]].kind
+        return vocabulary.id(kind.stand_in if form in self.words else kind.plural_stand_in)
+
+    def among(self, entries: Sequence[str], vocabulary: Vocabulary) -> set[str]:
+        """What these entries of `must` have of words that the head may say, as it says them."""
+        phrases = [phrase for entry in entries for phrase in entry.split("|")]
+        found = [self._form(one, vocabulary) for phrase in phrases for one in (phrase, *vocabulary.tokens(phrase))]
+        return {one for one in found if one is not None}
+
+    def _form(self, phrase: str, vocabulary: Vocabulary) -> str | None:
+        phrase = " ".join(vocabulary.tokens(phrase))
+        return phrase if phrase in self.forms else None
 
     def plurals(self) -> dict[str, str]:
         """The plural of every word that `extension` may give."""
         return {word: one.plural for word, one in self.words.items()}
+
+
+def fitting(share: Tensor, kin: Sequence[Sequence[int]]) -> Tensor:
+    """Shares (B, S), scaled down where all together would take more of a word than it has."""
+    among = {one: place for place, one in enumerate(sorted({one for ids in kin for one in ids}))}
+    member = torch.zeros(len(kin), len(among))
+    for row, ids in enumerate(kin):
+        member[row, [among[one] for one in ids]] = 1
+    return share / (share @ member).amax(1, keepdim=True).clamp_min(1)
 
 
 def _mean(regions: Regions) -> Tensor:
@@ -317,16 +367,22 @@ def _mean(regions: Regions) -> Tensor:
     return (features * there).sum(1) / there.sum(1).clamp_min(1)
 
 
-def agree(words: Sequence[str], places: Sequence[int], plurals: Mapping[str, str]) -> dict[int, str]:
-    """Words at these places in the number that the words before them ask for: "a camels" as "a camel"."""
+def agree(
+    words: Sequence[str], places: Sequence[int], plurals: Mapping[str, str], kept: Collection[str] = ()
+) -> dict[int, str]:
+    """Words at these places in the number that the words before them ask for: "a camels" as "a camel".
+
+    Plurals of `kept` stay: the article before them is empty instead.
+    """
     singular = {plural: word for word, plural in plurals.items()}
     found: dict[int, str] = {}
     for place in places:
-        for before in reversed(words[max(0, place - 4) : place]):
-            if before in ("a", "an", "one"):
-                found[place] = singular.get(words[place], words[place])
+        for before in range(place - 1, max(-1, place - 5), -1):
+            if words[before] in ("a", "an", "one"):
+                alone = singular.get(words[place], words[place])
+                found |= {before: ""} if words[place] in kept and alone != words[place] else {place: alone}
                 break
-            if before in ("of", "two", "three", "four", "five", "several", "some", "many", "are"):
+            if words[before] in ("of", "two", "three", "four", "five", "several", "some", "many", "are"):
                 found[place] = plurals.get(words[place], words[place])
                 break
     return found

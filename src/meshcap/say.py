@@ -67,7 +67,7 @@ class Speaker:
         listed = found.lists
         caption = self.caption_of(ids, log_probs, listed.finished[picture][rank], self._known(found))
         caption = replace(caption, score=listed.scores[picture][rank])
-        spoken = self._fit(caption.words, ids, found.extension, articles=options.good_endings)
+        spoken = self._fit(caption.words, ids, found.extension, options)
         words, places = list(spoken.values()), list(spoken)
         if words != caption.words:
             text = self.vocabulary.sentence([*words, SPECIAL[3]] if caption.finished else words)
@@ -86,7 +86,7 @@ class Speaker:
     def spoken(self, found: Hypotheses, picture: int, rank: int, options: CaptionOptions) -> dict[int, str]:
         """The words of a caption by their places in the hypothesis: those of the vocabulary, and names, made to fit."""
         ids, _ = _said(found, picture, rank)
-        return self._fit(self._known(found).decode(ids), ids, found.extension, articles=options.good_endings)
+        return self._fit(self._known(found).decode(ids), ids, found.extension, options)
 
     def caption_of(
         self, ids: list[int], log_probs: list[float], finished: bool = True, known: Vocabulary | None = None
@@ -141,8 +141,10 @@ class Speaker:
         """The vocabulary, with the words for the moment."""
         return self.vocabulary if found.extension is None else self.vocabulary.extended(found.extension.words)
 
-    def _fit(self, words: list[str], ids: list[int], extension: Extension | None, *, articles: bool) -> dict[int, str]:
-        """Words by their places, with articles that fit words for the moment, and, with `articles`, all words."""
+    def _fit(
+        self, words: list[str], ids: list[int], extension: Extension | None, options: CaptionOptions
+    ) -> dict[int, str]:
+        """Words by their places, with articles that fit words for the moment, and, with `good_endings`, all words."""
         known = len(self.vocabulary)
         new = {place: one - known for place, one in enumerate(ids) if one >= known}
         proper = extension.proper if extension is not None else ()
@@ -151,11 +153,15 @@ class Speaker:
             from meshcap.names import agree
 
             plain = [place for place in new if place not in names]
-            numbered = agree(words, plain, self.names.plurals())
+            asked = self.names.among(options.must, self.vocabulary)
+            numbered = agree(words, plain, self.names.plurals(), asked)
+            avoided = {phrase.lower() for entry in options.must_not for phrase in entry.split("|")}
+            numbered = {place: word for place, word in numbered.items() if word not in avoided}
             words = [numbered.get(place, word) for place, word in enumerate(words)]
         fitting = dict(enumerate(words))
         if self.vocabulary.english:
-            fitting = fit_articles(words, range(len(words)) if articles else new, names)
+            fitting = fit_articles(words, range(len(words)) if options.good_endings else new, names)
+        fitting = {place: word for place, word in fitting.items() if word}
         for place in new:  # it took the place of two words: "gorilla gorilla" of "black monkey gorilla"
             if place - 1 in fitting and fitting[place - 1] == fitting.get(place):
                 del fitting[place - 1]
