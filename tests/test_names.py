@@ -11,6 +11,7 @@ import torch
 import tiny
 from meshcap import Captioner, CaptionOptions, MeshcapError, Regions
 from meshcap.calibration import Calibration
+from meshcap.caption import Tag
 from meshcap.decoding import Hypotheses
 from meshcap.decoding.extension import Extension
 from meshcap.names import NameKind, Names, Table, agree
@@ -183,6 +184,22 @@ def test_number_agrees_with_what_comes_before() -> None:
     assert agree("two big okapi".split(), [2], plurals) == {2: "okapis"}
     assert agree("the camel".split(), [1], plurals) == {}
     assert agree("a brown camels".split(), [2], plurals, kept=("camels",)) == {0: ""}
+
+
+def test_keywords_are_what_captions_name_and_what_the_head_is_sure_of() -> None:
+    def tags(row: dict[int, float], *said: Tag) -> dict[str, tuple[str, float]]:
+        found = head().tags(head().look(cells({}, row)), 1, said)
+        return {tag.name: (tag.kind, round(tag.probability, 3)) for tag in found}
+
+    dog, animal, grass = (Tag(name, "object", 0.5) for name in ("dog", "animal", "grass"))
+    assert tags({4: 1.0}) == {"animal": ("name", 0.75), "grass": ("object", 0.982)}
+    assert "grass" not in tags({4: 0.6})  # 0.69: not sure enough
+    assert tags({4: 0.6}, grass)["grass"] == ("object", 0.69)  # unless captions say so
+    found = tags({1: 0.3}, dog, animal)
+    assert found["okapi"] == ("name", 0.786)
+    assert found["dog"] == ("object", 0.107)  # which an okapi is mistaken for
+    assert found["animal"] == ("object", 0.5)  # which it is
+    assert tags({0: 1.0}) == {"tabby": ("name", 0.999)}
 
 
 def test_phrases_of_a_caption() -> None:

@@ -441,11 +441,10 @@ class Captioner:
                 captions[at] = replace(captions[at], facts=source.report(captions[at].text))
         if not options.tags or (read and hasattr(read[0], "report")):
             return captions
-        seen = [[]] * len(captions) if named is None or self.names is None else self.names.tags(named)
         painted = [colours(one) if one.ndim == 3 else [] for one in read or ()] or [[]] * len(captions)
         return [
-            replace(caption, tags=joined(self.speaker.tags(found, at, caption, heads), paint))
-            for at, (caption, heads, paint) in enumerate(zip(captions, seen, painted, strict=True))
+            replace(caption, tags=joined(self.speaker.tags(found, at, caption, named), paint))
+            for at, (caption, paint) in enumerate(zip(captions, painted, strict=True))
         ]
 
     def stream(

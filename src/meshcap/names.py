@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -26,12 +26,13 @@ from meshcap.errors import MeshcapError
 from meshcap.files import write_text
 from meshcap.folders import NAMES, NAMES_TABLE, find_optional, read_config
 from meshcap.regions import Regions
+from meshcap.tags import keyword
 from meshcap.text import Vocabulary
 from meshcap.weights import dequantise, quantise, read_weights, save_weights
 
 SURE, SURE_OF_KIND = 0.4, 0.6  # least probabilities of a name and of a kind that captions may say
 LEAST_ASKED = 1e-6  # the least share of a name that a caption must say
-TAGGED = 0.25  # of a name that is a tag
+UNSAID = 0.7  # least probability of a thing that is a keyword though no caption names it
 READ, SEEN = 3, 0.01  # how many names are told of where one was said, and how likely each is at least
 TENSORS = ("names.weight", "names.bias", "words.weight", "words.bias", "centre", "spread")
 
@@ -240,14 +241,26 @@ class Names:
             self._weights[device] = {name: one.to(device) for name, one in self.weights.items()}
         return self._weights[device]
 
-    def tags(self, named: Named) -> list[list[Tag]]:
-        """The things, places and names of each picture, with their probabilities."""
-        found = []
-        for names, words in zip(named.names.tolist(), named.words.tolist(), strict=True):
-            tags = [Tag(name, "name", p) for name, p in zip(self.table.names, names, strict=True) if p >= TAGGED]
-            tags += [Tag(word, kind, p) for (word, kind), p in zip(self.table.words, words, strict=True)]
-            found.append(tags)
-        return found
+    def tags(self, named: Named, picture: int, said: Sequence[Tag]) -> list[Tag]:
+        """Keywords of a picture: what its captions name (`said`), what the head sees, and names.
+
+        What captions do not name must be surer. What a name is mistaken for is as likely as the name is not there.
+        """
+        (chosen,) = self.choose(Named(*(one[picture : picture + 1] for one in named)))
+        names, words = (one[picture].tolist() for one in named)
+        known = {tag.name for tag in said}
+        tags = [Tag(name, "name", p) for name, p in zip(self.table.names, names, strict=True) if p >= self.table.sure]
+        things = [Tag(word, kind, p) for (word, kind), p in zip(self.table.words, words, strict=True)]
+        doubted: set[str] = set()
+        if chosen is not None:
+            tags.append(Tag(chosen[0], "name", chosen[1]))
+            kind = self.words[chosen[0]].kind
+            doubted = {keyword(one) for one in (*kind.kin, *kind.plural_kin)} - {chosen[0], kind.word}
+        for tag in (*said, *things):
+            share = 1 - chosen[1] if chosen is not None and tag.name in doubted else 1.0
+            if tag.name in known or share * tag.probability >= UNSAID:
+                tags.append(replace(tag, probability=share * tag.probability))
+        return tags
 
     def choose(self, named: Named, but: Collection[str] = ()) -> list[tuple[str, float] | None]:
         """For each picture the word that captions may say: a name, or the word for its kind; and its probability.

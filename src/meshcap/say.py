@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from meshcap.text.vocabulary import SPECIAL
 if TYPE_CHECKING:
     from meshcap.calibration import Calibration
     from meshcap.decoding.extension import Extension
-    from meshcap.names import Names
+    from meshcap.names import Named, Names
 
 # A caption with a required word whose words are, in the geometric mean, less than this share as likely as those of the
 # best caption that the same search found without: the word does not suit. Measured by recipes/required_words.py.
@@ -126,8 +126,8 @@ class Speaker:
             shortened=True,
         )
 
-    def tags(self, found: Hypotheses, picture: int, caption: Caption, *more: Iterable[Tag]) -> tuple[Tag, ...]:
-        """Keywords of what all hypotheses of a picture name, and more of other sources."""
+    def tags(self, found: Hypotheses, picture: int, caption: Caption, named: Named | None = None) -> tuple[Tag, ...]:
+        """Keywords of what all hypotheses of a picture name, and of what the head for names says of it."""
         if not self.vocabulary.english:  # the lists of things and colours are
             return ()
         known, listed = self._known(found), []
@@ -135,7 +135,10 @@ class Speaker:
             if not rank or score > float("-inf"):
                 ids, log_probs = _said(found, picture, rank)
                 listed.append((known.decode(ids), sum(log_probs)))
-        return merged(of_captions(listed, caption.confidence), *more)
+        said = of_captions(listed, caption.confidence)
+        if self.names is None or named is None:
+            return merged(said)
+        return merged(self.names.tags(named, picture, said))
 
     def _known(self, found: Hypotheses) -> Vocabulary:
         """The vocabulary, with the words for the moment."""
