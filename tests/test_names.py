@@ -14,7 +14,7 @@ from meshcap.calibration import Calibration
 from meshcap.caption import Tag
 from meshcap.decoding import Hypotheses
 from meshcap.decoding.extension import Extension
-from meshcap.names import NameKind, Names, Table, agree
+from meshcap.names import NameKind, Names, Table, Trust, agree
 from meshcap.say import Speaker
 from meshcap.text import Vocabulary
 from meshcap.text.sentence import phrase_starts
@@ -74,9 +74,10 @@ def test_a_name_is_said_where_it_is_sure_and_its_kind_where_only_that_is() -> No
 
 
 def test_files_keep_a_head(tmp_path: Path) -> None:
-    head().save(tmp_path)
+    table = replace(TABLE, trust=Trust(0.9, 1.5, -1.0))
+    head(table).save(tmp_path)
     again = Names.load(tmp_path)
-    assert again is not None and again.table == TABLE
+    assert again is not None and again.table == table
     regions = cells({1: 0.7, 5: 1.0})
     for ours, theirs in zip(head().look(regions), again.look(regions), strict=True):
         assert torch.allclose(ours, theirs, atol=0.02)
@@ -200,6 +201,25 @@ def test_keywords_are_what_captions_name_and_what_the_head_is_sure_of() -> None:
     assert found["dog"] == ("object", 0.107)  # which an okapi is mistaken for
     assert found["animal"] == ("object", 0.5)  # which it is
     assert tags({0: 1.0}) == {"tabby": ("name", 0.999)}
+
+
+def test_a_caption_is_trusted_by_what_the_head_sees_of_it() -> None:
+    table = replace(TABLE, trust=Trust(1.0, 2.0, 1.0))
+    names, named = head(table), head(table).look(cells({}, {1: 0.3, 4: 0.6}))
+    assert names.seen(named, 1, ["an", "okapi", "on", "the", "grass"]) == pytest.approx(
+        np.log([0.786, 0.690]).mean(), abs=1e-3
+    )
+    assert names.seen(named, 1, ["a", "cat"]) is None
+    assert names.trust(0.5, named, 1, ["a", "cat"]) == 0.5
+    assert names.trust(0.5, named, 1, ["okapis"]) == pytest.approx(1 / (1 + np.exp(-1 - 2 * np.log(0.786))), abs=1e-3)
+    assert head().trust(0.5, named, 1, ["okapis"]) == 0.5  # nobody measured it
+    captioner, regions = speaking(table=table), cells({1: 1.0})
+    assert captioner.caption(regions)[0].confidence == captioner.caption(regions)[0].probability  # not calibrated
+    captioner.calibration = Calibration({"mean": 1.0}, (-9.0, 0.0), (0.2, 0.3))
+    said, plain = (captioner.caption(regions, shorten=False, names=names)[0] for names in (True, False))
+    assert plain.confidence == pytest.approx(captioner.calibration.apply(plain.log_probs))
+    assert said.confidence > captioner.calibration.apply(said.log_probs)
+    assert captioner.caption(regions, shorten=False, tags=True)[0].confidence == said.confidence
 
 
 def test_phrases_of_a_caption() -> None:

@@ -226,16 +226,16 @@ def pictures_of(photos: Iterable[Photo], folder: Path) -> dict[str, Path]:
 
 
 def make_captions(
-    photos: Iterable[Photo], folder: Path, model: str, *, plain: bool = False
+    photos: Iterable[Photo], folder: Path, model: str, *, whole: bool = False, plain: bool = False
 ) -> dict[str, tuple[str, float | None]]:
-    """Caption the pictures of a folder; `plain`: whole, and in the model's own words alone."""
+    """Caption the pictures of a folder; `whole`: none is shortened; `plain`: nor says names."""
     from meshcap import Captioner
 
     files = pictures_of(photos, folder)
     if not files:
         return {}
     captioner = Captioner.from_pretrained(model)
-    captions = captioner.caption([*files.values()], shorten=not plain, names=not plain)
+    captions = captioner.caption([*files.values()], shorten=not (whole or plain), names=not plain)
     return {name: (caption.text, caption.confidence) for name, caption in zip(files, captions, strict=True)}
 
 
@@ -273,6 +273,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Score a captioner on photographs from outside COCO.")
     parser.add_argument("folder", type=Path, nargs="?", help="the pictures that fetch.py got")
     parser.add_argument("--model", default="default", help="a name or a folder, as Captioner.from_pretrained takes it")
+    parser.add_argument("--whole", action="store_true", help="whole captions: none is shortened")
     parser.add_argument("--plain", action="store_true", help="whole captions in the model's own words, without names")
     parser.add_argument("--tags", action="store_true", help="judge keywords instead of captions")
     parser.add_argument("--captions", type=Path, metavar="FILE", help="score these captions, caption nothing")
@@ -295,7 +296,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.captions:
         captions = read_captions(options.captions)
     else:
-        captions = make_captions(photos, options.folder, options.model, plain=options.plain)
+        captions = make_captions(photos, options.folder, options.model, whole=options.whole, plain=options.plain)
     scored = [
         Scored(photo, *captions[photo.id], judge(captions[photo.id][0], photo))
         for photo in photos

@@ -259,10 +259,12 @@ class Captioner:
         queued: bool = False,
     ) -> Hypotheses:
         memory = self._recollect(regions)
+        if named is None:
+            named = self._named(regions, options)
         names = self.names if extension is None and options.names else None
-        if names is not None:
+        if names is not None and named is not None:
             extension = names.extension(
-                named or names.look(regions), self.vocabulary, but=memory.words if memory else (),
+                named, self.vocabulary, but=memory.words if memory else (),
                 must=options.must, must_not=options.must_not,
             )  # fmt: skip
         new = (*(memory.words if memory else ()), *(extension.words if extension else ()))
@@ -273,10 +275,11 @@ class Captioner:
             strategy, rules = plan(options, known, self.backend.settings, self._words, unsaid)
         # Captions that turn out alike are left out when they are said: then others must be there to take their place.
         kept = 1 if options.n == 1 and not options.tags else strategy.width
-        return self.backend.search(
+        found = self.backend.search(
             regions, strategy, rules, n_best=kept, attention=options.attention, extension=extension, memory=memory,
             queued=queued,
         )  # fmt: skip
+        return found if named is None else replace(found, named=named)
 
     @property
     def _words(self) -> int | None:
@@ -413,7 +416,7 @@ class Captioner:
 
     def _describe(self, regions: Any, options: CaptionOptions, read: Sequence[np.ndarray] | None) -> list[Caption]:
         """`describe` of Regions that fit."""
-        return self._said(self._searched(regions, options, read, self._named(regions, options)), options)
+        return self._said(self._searched(regions, options, read), options)
 
     def _named(self, regions: Any, options: CaptionOptions) -> Named | None:
         """What the head for names says, where it is asked."""
@@ -425,14 +428,14 @@ class Captioner:
         regions: Any,
         options: CaptionOptions,
         read: Sequence[np.ndarray] | None,
-        named: Named | None,
+        named: Named | None = None,
         queued: bool = False,
     ) -> Searched:
         found = self._search(regions, options, named=named, queued=queued)
-        return Searched(found.to_host(), named, read, self.backend.mark()) if queued else Searched(found, named, read)
+        return Searched(found.to_host(), read, self.backend.mark()) if queued else Searched(found, read)
 
     def _said(self, searched: Searched, options: CaptionOptions) -> list[Caption]:
-        found, named, read, wait = searched
+        found, read, wait = searched
         if wait is not None:
             wait()
         captions = self.say(found, options)
@@ -443,7 +446,7 @@ class Captioner:
             return captions
         painted = [colours(one) if one.ndim == 3 else [] for one in read or ()] or [[]] * len(captions)
         return [
-            replace(caption, tags=joined(self.speaker.tags(found, at, caption, named), paint))
+            replace(caption, tags=joined(self.speaker.tags(found, at, caption), paint))
             for at, (caption, paint) in enumerate(zip(captions, painted, strict=True))
         ]
 
@@ -837,10 +840,9 @@ class ReadBatch:
 
 
 class Searched(NamedTuple):
-    """Hypotheses of pictures, and what else is known of them."""
+    """Hypotheses of pictures, and what was read of them."""
 
     found: Hypotheses
-    named: Named | None
     read: Sequence[np.ndarray] | None
     wait: Callable[[], object] | None = None  # before the hypotheses are read
 

@@ -12,6 +12,7 @@ A model folder keeps it in two files: `names.safetensors` (weights, 8 bits) and 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from meshcap.weights import dequantise, quantise, read_weights, save_weights
 
 SURE, SURE_OF_KIND = 0.4, 0.6  # least probabilities of a name and of a kind that captions may say
 LEAST_ASKED = 1e-6  # the least share of a name that a caption must say
+LEAST_SEEN = 1e-3  # less counts as little as this, where a caption is trusted by what the head sees
 UNSAID = 0.7  # least probability of a thing that is a keyword though no caption names it
 READ, SEEN = 3, 0.01  # how many names are told of where one was said, and how likely each is at least
 TENSORS = ("names.weight", "names.bias", "words.weight", "words.bias", "centre", "spread")
@@ -80,6 +82,17 @@ class Word(NamedTuple):
     classes: Tensor  # (C) 1 for the names that are called so
 
 
+class Trust(NamedTuple):
+    """How what the head sees changes the confidence c in a caption: logit c′ = own · logit c + seen · s + offset.
+
+    s is the mean log-probability, by the head, of what the caption names, each no less than that of 0.001.
+    """
+
+    own: float
+    seen: float
+    offset: float
+
+
 @dataclass(frozen=True)
 class Table:
     """What the outputs mean.
@@ -95,6 +108,7 @@ class Table:
     words: tuple[tuple[str, str], ...]  # (K) word, and whether it is an object or a scene
     sure: float = SURE
     sure_of_kind: float = SURE_OF_KIND
+    trust: Trust | None = None
     source: Mapping[str, Any] = field(default_factory=dict)  # for people to read
 
     def __post_init__(self) -> None:
@@ -113,8 +127,16 @@ class Table:
             "words": [list(one) for one in self.words],
             "sure": self.sure,
             "sure_of_kind": self.sure_of_kind,
+            "trust": None if self.trust is None else self.trust._asdict(),
             "source": dict(self.source),
         }
+
+    def save(self, folder: str | Path) -> None:
+        """Write `names.json` into a model folder."""
+        lines = (
+            f" {json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}" for name, value in self.to_dict().items()
+        )
+        write_text(Path(folder) / NAMES_TABLE, "{\n" + ",\n".join(lines) + "\n}\n")
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Self:
@@ -142,6 +164,7 @@ class Table:
                 words=tuple((str(word), str(kind)) for word, kind in given["words"]),
                 sure=float(given["sure"]),
                 sure_of_kind=float(given["sure_of_kind"]),
+                trust=None if given.get("trust") is None else Trust(**{k: float(v) for k, v in given["trust"].items()}),
                 source=dict(given.get("source", {})),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -186,6 +209,7 @@ class Names:
         for name, of_it in table.kinds.items():
             if of_it.word:
                 self._add(of_it.word, of_it.plural, of_it, said @ self.of_kind[:, kinds[name]])
+        self.things = {word: place for place, (word, _) in enumerate(table.words)}
         self.forms = {form: word for word, one in self.words.items() for form in (one.plural, word)}
 
     def _add(self, word: str, plural: str, kind: NameKind, classes: Tensor) -> None:
@@ -213,11 +237,7 @@ class Names:
         """Write both files into a model folder."""
         folder = Path(folder)
         save_weights(folder / NAMES, quantise(self.weights, exact=("centre", "spread")))
-        lines = (
-            f" {json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}"
-            for name, value in self.table.to_dict().items()
-        )
-        write_text(folder / NAMES_TABLE, "{\n" + ",\n".join(lines) + "\n}\n")
+        self.table.save(folder)
 
     @torch.no_grad()
     def look(self, regions: Regions) -> Named:
@@ -261,6 +281,26 @@ class Names:
             if tag.name in known or share * tag.probability >= UNSAID:
                 tags.append(replace(tag, probability=share * tag.probability))
         return tags
+
+    def seen(self, named: Named, picture: int, words: Sequence[str]) -> float | None:
+        """The mean log-probability of what a caption of the picture names; None: nothing that the head knows."""
+        names, things = (one[picture].cpu() for one in named)
+        found = []
+        for word in dict.fromkeys(words):
+            form, thing = self.forms.get(word), self.things.get(keyword(word))
+            chances = [] if form is None else [float(names @ self.words[form].classes)]
+            chances += [] if thing is None else [float(things[thing])]
+            found += [math.log(max(*chances, LEAST_SEEN))] if chances else []
+        return sum(found) / len(found) if found else None
+
+    def trust(self, confidence: float, named: Named, picture: int, words: Sequence[str]) -> float:
+        """The confidence in a caption of these words, with what the head sees."""
+        seen = None if self.table.trust is None else self.seen(named, picture, words)
+        if self.table.trust is None or seen is None:
+            return confidence
+        own, weight, offset = self.table.trust
+        known = min(max(confidence, 1e-6), 1 - 1e-6)
+        return 1 / (1 + math.exp(-(own * math.log(known / (1 - known)) + weight * seen + offset)))
 
     def choose(self, named: Named, but: Collection[str] = ()) -> list[tuple[str, float] | None]:
         """For each picture the word that captions may say: a name, or the word for its kind; and its probability.

@@ -20,7 +20,7 @@ from meshcap.text.vocabulary import SPECIAL
 if TYPE_CHECKING:
     from meshcap.calibration import Calibration
     from meshcap.decoding.extension import Extension
-    from meshcap.names import Named, Names
+    from meshcap.names import Names
 
 # A caption with a required word whose words are, in the geometric mean, less than this share as likely as those of the
 # best caption that the same search found without: the word does not suit. Measured by recipes/required_words.py.
@@ -53,6 +53,9 @@ class Speaker:
             one = self._hypothesis(found, picture, rank, options)
             if not rank and options.shorten:
                 one = self.shorten(one, options)
+            if options.names and self.names is not None and self.calibration is not None and found.named is not None:
+                trusted = self.names.trust(one.confidence, found.named, picture, one.words)
+                one = replace(one, confidence=trusted)
             if tuple(one.words) not in words:
                 words.add(tuple(one.words))
                 least = options.min_confidence
@@ -101,7 +104,8 @@ class Speaker:
     def shorten(self, caption: Caption, options: CaptionOptions) -> Caption:
         """The caption without what is not sure, where it is trusted little as a whole: see `UNSURE`.
 
-        Its confidence stays that of the whole: a low estimate, and `min_confidence` means the same.
+        Its confidence stays that of the whole: a low estimate, and `min_confidence` means the same. What a head for
+        names sees changes it only afterwards.
         """
         if self.calibration is None or caption.confidence >= UNSURE or options.must or not caption.finished:
             return caption
@@ -126,7 +130,7 @@ class Speaker:
             shortened=True,
         )
 
-    def tags(self, found: Hypotheses, picture: int, caption: Caption, named: Named | None = None) -> tuple[Tag, ...]:
+    def tags(self, found: Hypotheses, picture: int, caption: Caption) -> tuple[Tag, ...]:
         """Keywords of what all hypotheses of a picture name, and of what the head for names says of it."""
         if not self.vocabulary.english:  # the lists of things and colours are
             return ()
@@ -136,9 +140,9 @@ class Speaker:
                 ids, log_probs = _said(found, picture, rank)
                 listed.append((known.decode(ids), sum(log_probs)))
         said = of_captions(listed, caption.confidence)
-        if self.names is None or named is None:
+        if self.names is None or found.named is None:
             return merged(said)
-        return merged(self.names.tags(named, picture, said))
+        return merged(self.names.tags(found.named, picture, said))
 
     def _known(self, found: Hypotheses) -> Vocabulary:
         """The vocabulary, with the words for the moment."""

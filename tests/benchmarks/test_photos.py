@@ -224,8 +224,7 @@ def test_captions_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             return cls()
 
         def caption(self, paths: list[Path], *, shorten: bool, names: bool) -> list[SimpleNamespace]:
-            assert shorten == names
-            end = "." if shorten else ", whole."
+            end = "." if shorten else ", whole." if names else ", plain."
             return [SimpleNamespace(text=f"A {path.name}{end}", confidence=0.5) for path in paths]
 
     monkeypatch.setattr(meshcap, "Captioner", Captioner)
@@ -234,7 +233,8 @@ def test_captions_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     photos = [photo([["dog"]], name=name) for name in ("two", "absent", "one")]
     found = score.make_captions(photos, tmp_path, "mine")
     assert found == {"two": ("A two.jpg.", 0.5), "one": ("A one.png.", 0.5)}
-    assert score.make_captions(photos, tmp_path, "mine", plain=True)["one"] == ("A one.png, whole.", 0.5)
+    assert score.make_captions(photos, tmp_path, "mine", whole=True)["one"] == ("A one.png, whole.", 0.5)
+    assert score.make_captions(photos, tmp_path, "mine", plain=True)["one"] == ("A one.png, plain.", 0.5)
 
 
 # Fetching.

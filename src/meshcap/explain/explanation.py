@@ -174,7 +174,7 @@ def explain(
     log_probs = log_probs[places]
     seen = {name: tensor if name in ("memory", "patterns") else tensor[places] for name, tensor in seen.items()}
     credit = credit and credit.of(places)
-    names = _names(captioner, hypotheses, regions, [ids[place] for place in places])
+    names = _names(captioner, hypotheses, [ids[place] for place in places])
     count = regions.features.shape[1]
     looks = seen["words"]
     config = captioner.model.config
@@ -234,14 +234,13 @@ def _said(captioner: Captioner, hypotheses: Hypotheses, found: Caption, options:
     return said
 
 
-def _names(captioner: Captioner, hypotheses: Hypotheses, regions: Regions, ids: Sequence[int]) -> list[Reading | None]:
+def _names(captioner: Captioner, hypotheses: Hypotheses, ids: Sequence[int]) -> list[Reading | None]:
     """Of words that the head for names gave, what it saw."""
     first = len(captioner.vocabulary) + len(hypotheses.recollection.words if hypotheses.recollection else ())
     if captioner.names is None or all(id < first for id in ids):
         return [None] * len(ids)
-    named = captioner.names.look(regions)
     words = captioner.vocabulary.extended(hypotheses.extension.words)
-    return [captioner.names.read(named, words.word(id)) if id >= first else None for id in ids]
+    return [captioner.names.read(hypotheses.named, words.word(id)) if id >= first else None for id in ids]
 
 
 def _credit(captioner: Captioner, hypotheses: Hypotheses, regions: Regions, words: Tensor, **how: Any) -> Attribution:
