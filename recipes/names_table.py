@@ -94,6 +94,7 @@ SAID = {
 IRREGULAR = {
     "fish": "fish", "goldfish": "goldfish", "goose": "geese", "wolf": "wolves", "sheep": "sheep", "deer": "deer",
     "bison": "bison", "mouse": "mice", "jellyfish": "jellyfish", "starfish": "starfish", "butterfly": "butterflies",
+    "dragonfly": "dragonflies",
     "fly": "flies", "mosquito": "mosquitoes", "ostrich": "ostriches", "finch": "finches", "walrus": "walruses",
     "octopus": "octopuses", "binoculars": "binoculars", "compass": "compasses", "hippopotamus": "hippos",
     "canary": "canaries", "daisy": "daisies", "strawberry": "strawberries", "corn": "corn", "coral": "corals",
@@ -176,7 +177,7 @@ def table(classes: list[str], labels: list[str], words: list[tuple[str, str]], *
     said, said_as = [], [-1] * len(names)
     for kind, text in SAID.items():
         for entry in text.split(";"):
-            word, _, members = (part.strip() for part in entry.partition(":"))
+            word, _, members = (" ".join(part.split()) for part in entry.partition(":"))
             found = [
                 number
                 for one in members.split()

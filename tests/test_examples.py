@@ -64,6 +64,21 @@ def test_captions_are_as_they_were(script: ModuleType) -> None:
     assert said == json.loads(script.CAPTIONS.read_text(encoding="utf-8"))
 
 
+@pytest.mark.skipif(not (PACKAGED / CONFIG).is_file(), reason="src/meshcap/default holds no model")
+def test_what_is_explained_is_the_caption() -> None:
+    from meshcap import Captioner
+    from meshcap.explain import explain
+
+    captioner = Captioner.from_pretrained()
+    named = {}
+    for path in PICTURES:
+        caption, found = captioner.caption(path), explain(captioner, path)
+        assert (found.text, found.confidence, found.shortened) == (caption.text, caption.confidence, caption.shortened)
+        assert [one.word for one in found.words if not one.is_end] == caption.words
+        named |= {path.stem: [one.word for one in found.names]} if found.names else {}
+    assert named == {"raccoon": ["raccoon"], "rocket": ["rocket"]}
+
+
 def test_captions_are_written_and_are_those_of_the_command(
     script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,9 +11,10 @@ import torch
 import tiny
 from meshcap import Captioner, CaptionOptions, MeshcapError, Regions
 from meshcap.calibration import Calibration
+from meshcap.caption import Tag
 from meshcap.decoding import Hypotheses
 from meshcap.decoding.extension import Extension
-from meshcap.names import NameKind, Names, Table, agree
+from meshcap.names import NameKind, Names, Table, Trust, agree
 from meshcap.say import Speaker
 from meshcap.text import Vocabulary
 from meshcap.text.sentence import phrase_starts
@@ -73,9 +74,10 @@ def test_a_name_is_said_where_it_is_sure_and_its_kind_where_only_that_is() -> No
 
 
 def test_files_keep_a_head(tmp_path: Path) -> None:
-    head().save(tmp_path)
+    table = replace(TABLE, trust=Trust(0.9, 1.5, -1.0))
+    head(table).save(tmp_path)
     again = Names.load(tmp_path)
-    assert again is not None and again.table == TABLE
+    assert again is not None and again.table == table
     regions = cells({1: 0.7, 5: 1.0})
     for ours, theirs in zip(head().look(regions), again.look(regions), strict=True):
         assert torch.allclose(ours, theirs, atol=0.02)
@@ -119,12 +121,105 @@ def test_captions_say_names_with_the_right_article_and_number() -> None:
     assert named.caption(regions, max_words=6, names=False)[0].words == without
 
 
+def speaking(**given) -> Captioner:
+    model = tiny.build("m2-no-boxes", seed=15, vocab_size=len(WORDS))
+    return Captioner(model, Vocabulary(WORDS), names=head(**given))
+
+
+@pytest.mark.parametrize("must", ["wombat", "Wombats", "red panda", "wombat|dog", "a wombat"])
+def test_a_name_that_is_required_is_said_whatever_its_probability(must: str) -> None:
+    regions = cells({1: 1.0}, {0: 1.0})  # an okapi, a cat
+    for caption in speaking().caption(regions, must=must, max_words=6):
+        said = " ".join(caption.words)
+        assert caption.missing == 0 and any(one.lower() in said for one in must.split("|"))
+    named = head().look(regions)
+    found = head().extension(named, Vocabulary(WORDS), must=["wombat"])
+    assert found is not None and {"okapi", "wombat", "wombats"} <= set(found.words)
+    assert bool((found.shares.share > 0)[:, found.words.index("wombat")].all())
+    assert bool((found.shares.table()[1].sum(1) <= 1 + 1e-6).all())
+
+
+def test_a_name_to_avoid_is_not_said_nor_its_plural() -> None:
+    captioner, regions = speaking(), cells({1: 1.0})
+    assert {"okapi", "okapis"} & set(captioner.caption(regions, max_words=6)[0].words)
+    words = captioner.caption(regions, max_words=6, must_not="Okapi")[0].words
+    assert "animal" in words and not {"okapi", "okapis"} & set(words)  # its kind, of which the head is as sure
+    words = captioner.caption(regions, max_words=6, must_not="okapi,animal")[0].words
+    assert not {"okapi", "okapis", "animal", "animals"} & set(words)
+    words = captioner.caption(regions, max_words=6, must_not="okapi", must="okapis")[0].words
+    assert "okapis" in words and "okapi" not in words
+    for never in ("wombat", "a wombat", "red panda"):  # nobody would say it
+        assert captioner.caption(regions, must_not=never)[0] == captioner.caption(regions)[0]
+    assert "sits okapi" not in captioner.caption(regions, must_not="sits okapi", max_words=6)[0].text.lower()
+
+
+def test_names_that_nobody_knows_are_refused_where_options_are() -> None:
+    captioner, regions = speaking(), cells({1: 1.0})
+    for refused, told in (
+        ({"must": "wombot"}, "unknown word 'wombot' to mention.*nearest known: wombat"),
+        ({"must_not": "wombot"}, "unknown word 'wombot' to avoid"),
+        ({"must": "wombat", "names": False}, "unknown word 'wombat'"),
+        ({"must": "wombat", "must_not": "wombat"}, "must has 'wombat', which is in must_not, too"),
+        ({"must": "wombat", "must_not": "wombat", "max_words": 4}, "in must_not, too"),
+    ):
+        with pytest.raises(MeshcapError, match=told):
+            captioner.plan(CaptionOptions(**refused))
+        with pytest.raises(MeshcapError, match=told):
+            captioner.caption(regions, **refused)
+    unlike = replace(TABLE, kinds={"animal": replace(ANIMAL, kin=("yak",), plural_kin=())})
+    with pytest.raises(MeshcapError, match="must has 'wombat', which is a name that is like no word of this model"):
+        speaking(table=unlike).caption(regions, must="wombat")
+
+
+def test_a_word_of_the_vocabulary_takes_the_share_of_its_name_where_it_must_be_said() -> None:
+    vocabulary = Vocabulary([*WORDS, "okapi"])
+    found = head().extension(head().look(cells({1: 1.0})), vocabulary, must=["okapi"])
+    assert found is not None and found.words == ("okapis",)
+    assert found.shares.ids == (vocabulary.id("okapi"), len(vocabulary))
+
+
 def test_number_agrees_with_what_comes_before() -> None:
     plurals = {"camel": "camels", "okapi": "okapis"}
     assert agree("a brown camels standing".split(), [2], plurals) == {2: "camel"}
     assert agree("a herd of camel".split(), [3], plurals) == {3: "camels"}
     assert agree("two big okapi".split(), [2], plurals) == {2: "okapis"}
     assert agree("the camel".split(), [1], plurals) == {}
+    assert agree("a brown camels".split(), [2], plurals, kept=("camels",)) == {0: ""}
+
+
+def test_keywords_are_what_captions_name_and_what_the_head_is_sure_of() -> None:
+    def tags(row: dict[int, float], *said: Tag) -> dict[str, tuple[str, float]]:
+        found = head().tags(head().look(cells({}, row)), 1, said)
+        return {tag.name: (tag.kind, round(tag.probability, 3)) for tag in found}
+
+    dog, animal, grass = (Tag(name, "object", 0.5) for name in ("dog", "animal", "grass"))
+    assert tags({4: 1.0}) == {"animal": ("name", 0.75), "grass": ("object", 0.982)}
+    assert "grass" not in tags({4: 0.6})  # 0.69: not sure enough
+    assert tags({4: 0.6}, grass)["grass"] == ("object", 0.69)  # unless captions say so
+    found = tags({1: 0.3}, dog, animal)
+    assert found["okapi"] == ("name", 0.786)
+    assert found["dog"] == ("object", 0.107)  # which an okapi is mistaken for
+    assert found["animal"] == ("object", 0.5)  # which it is
+    assert tags({0: 1.0}) == {"tabby": ("name", 0.999)}
+
+
+def test_a_caption_is_trusted_by_what_the_head_sees_of_it() -> None:
+    table = replace(TABLE, trust=Trust(1.0, 2.0, 1.0))
+    names, named = head(table), head(table).look(cells({}, {1: 0.3, 4: 0.6}))
+    assert names.seen(named, 1, ["an", "okapi", "on", "the", "grass"]) == pytest.approx(
+        np.log([0.786, 0.690]).mean(), abs=1e-3
+    )
+    assert names.seen(named, 1, ["a", "cat"]) is None
+    assert names.trust(0.5, named, 1, ["a", "cat"]) == 0.5
+    assert names.trust(0.5, named, 1, ["okapis"]) == pytest.approx(1 / (1 + np.exp(-1 - 2 * np.log(0.786))), abs=1e-3)
+    assert head().trust(0.5, named, 1, ["okapis"]) == 0.5  # nobody measured it
+    captioner, regions = speaking(table=table), cells({1: 1.0})
+    assert captioner.caption(regions)[0].confidence == captioner.caption(regions)[0].probability  # not calibrated
+    captioner.calibration = Calibration({"mean": 1.0}, (-9.0, 0.0), (0.2, 0.3))
+    said, plain = (captioner.caption(regions, shorten=False, names=names)[0] for names in (True, False))
+    assert plain.confidence == pytest.approx(captioner.calibration.apply(plain.log_probs))
+    assert said.confidence > captioner.calibration.apply(said.log_probs)
+    assert captioner.caption(regions, shorten=False, tags=True)[0].confidence == said.confidence
 
 
 def test_phrases_of_a_caption() -> None:

@@ -32,8 +32,8 @@ def test_a_word_counts_by_the_share_of_the_hypotheses_that_say_it() -> None:
 def test_merged_tags_are_each_there_once() -> None:
     one = [Tag("dog", "object", 0.5), Tag("cat", "object", 0.1)]
     other = [Tag("dog", "object", 0.9), Tag("snow", "scene", 0.6)]
-    assert [(tag.name, tag.probability) for tag in merged(one, other)] == [("dog", 0.9), ("snow", 0.6)]
-    assert merged(one, other, most=1) == (other[0],)
+    assert [(tag.name, tag.probability) for tag in merged([*one, *other])] == [("dog", 0.9), ("snow", 0.6)]
+    assert merged([*one, *other], most=1) == (other[0],)
 
 
 def test_no_name_stands_twice() -> None:

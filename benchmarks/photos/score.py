@@ -8,7 +8,8 @@ Two figures, for each half of the set:
 Not there is any of COCO's 80 objects that is not in the photo's `present`, any of OTHER_OBJECTS below that is neither
 there nor accepted, and what its `must_not` lists. FOLDER holds the pictures that fetch.py got; those that are
 missing are left out and counted. With --captions nothing is captioned: {id: text}, {id: {"text", "confidence"}} or what
---json wrote.
+--json wrote. With --tags keywords are judged instead: a right one names what is there or accepted, a wrong one what is
+not there, and of others ("sky") nothing is known.
 """
 
 from __future__ import annotations
@@ -85,10 +86,9 @@ def read_photos(path: Path = PHOTOS) -> list[Photo]:
     return [Photo(**photo) for photo in json.loads(path.read_text(encoding="utf-8"))]
 
 
-def judge(caption: str, photo: Photo) -> Verdict:
-    """Compare the words of a caption with the truth. The longest known phrase at a place counts: a hot dog is no dog.
-
-    Phrases are found in the singular and in the plural.
+def mentioned(text: str, photo: Photo) -> list[str]:
+    """The objects that a text names, and what is accepted of it. The longest known phrase at a place counts: a hot dog
+    is no dog. Phrases are found in the singular and in the plural.
     """
     objects = {name for name in OBJECTS.values() if name is not None}
     accepted = [phrase for group in photo.must for phrase in group if phrase not in objects]
@@ -98,12 +98,27 @@ def judge(caption: str, photo: Photo) -> Verdict:
     phrases |= {("baby", *phrase): name for phrase, name in phrases.items() if name != "person"}  # a baby lamb
     phrases |= {("orange", "and", colour): None for colour in COLOURS}  # an orange and white cat
     phrases |= {tuple(phrase.split()): phrase for phrase in photo.must_not}
-    said = Synonyms(phrases, "photos").mentioned(re.findall(r"[a-z0-9]+", caption.lower()))
+    return Synonyms(phrases, "photos").mentioned(re.findall(r"[a-z0-9]+", text.lower()))
 
+
+def is_there(name: str, photo: Photo) -> bool:
+    """Whether what `mentioned` gave is in the photo."""
+    return name.startswith("accepted ") or name in photo.present
+
+
+def judge(caption: str, photo: Photo) -> Verdict:
+    """Compare the words of a caption with the truth."""
+    said = mentioned(caption, photo)
     named = {name.removeprefix("accepted ") for name in said}
     unnamed = [group[0] for group in photo.must if not named.intersection(group)]
-    invented = [name for name in said if not name.startswith("accepted ") and name not in photo.present]
+    invented = [name for name in said if not is_there(name, photo)]
     return Verdict(unnamed, list(dict.fromkeys(invented)))
+
+
+def judge_tag(tag: str, photo: Photo) -> bool | None:
+    """Whether a keyword is right; None: the truth says nothing of it."""
+    said = mentioned(tag, photo)
+    return all(is_there(name, photo) for name in said) if said else None
 
 
 def area_under_curve(right: Sequence[float], wrong: Sequence[float]) -> float | None:
@@ -204,26 +219,63 @@ def read_captions(path: Path) -> dict[str, tuple[str, float | None]]:
     }
 
 
+def pictures_of(photos: Iterable[Photo], folder: Path) -> dict[str, Path]:
+    """Those of a folder, named after their ids."""
+    files = {path.stem: path for path in sorted(folder.iterdir()) if path.is_file()}
+    return {photo.id: files[photo.id] for photo in photos if photo.id in files}
+
+
 def make_captions(
-    photos: Iterable[Photo], folder: Path, model: str, *, plain: bool = False
+    photos: Iterable[Photo], folder: Path, model: str, *, whole: bool = False, plain: bool = False
 ) -> dict[str, tuple[str, float | None]]:
-    """Caption the pictures of a folder, named after their ids; `plain`: whole, and in the model's own words alone."""
+    """Caption the pictures of a folder; `whole`: none is shortened; `plain`: nor says names."""
     from meshcap import Captioner
 
-    files = {path.stem: path for path in sorted(folder.iterdir()) if path.is_file()}
-    ids = [photo.id for photo in photos if photo.id in files]
-    if not ids:
+    files = pictures_of(photos, folder)
+    if not files:
         return {}
     captioner = Captioner.from_pretrained(model)
-    captions = captioner.caption([files[name] for name in ids], shorten=not plain, names=not plain)
-    return {name: (caption.text, caption.confidence) for name, caption in zip(ids, captions, strict=True)}
+    captions = captioner.caption([*files.values()], shorten=not (whole or plain), names=not plain)
+    return {name: (caption.text, caption.confidence) for name, caption in zip(files, captions, strict=True)}
+
+
+def make_tags(photos: Sequence[Photo], folder: Path, model: str) -> list[tuple[Photo, str, bool | None]]:
+    """Every keyword of the pictures of a folder but colours, with its verdict."""
+    from meshcap import Captioner
+
+    files = pictures_of(photos, folder)
+    if not files:
+        return []
+    captions = Captioner.from_pretrained(model).caption([*files.values()], tags=True)
+    return [
+        (photo, f"{tag.name} {tag.probability:.2f}", judge_tag(tag.name, photo))
+        for photo, caption in zip([one for one in photos if one.id in files], captions, strict=True)
+        for tag in caption.tags
+        if tag.kind != "colour"
+    ]
+
+
+def tag_table(tags: Sequence[tuple[Photo, str, bool | None]]) -> str:
+    """How many keywords are right and wrong, and of how many nothing is known."""
+    lines = ["half    photos  right  wrong  not known  right of those known"]
+    for half in HALVES:
+        found = [(photo.id, verdict) for photo, _, verdict in tags if photo.half == half]
+        right, wrong, open_ = (sum(one is kind for _, one in found) for kind in (True, False, None))
+        if found:
+            share = right / max(1, right + wrong)
+            lines.append(
+                f"{half:6}  {len({id for id, _ in found}):6d}  {right:5d}  {wrong:5d}  {open_:9d}  {share:.1%}"
+            )
+    return "\n".join(lines)
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Score a captioner on photographs from outside COCO.")
     parser.add_argument("folder", type=Path, nargs="?", help="the pictures that fetch.py got")
     parser.add_argument("--model", default="default", help="a name or a folder, as Captioner.from_pretrained takes it")
+    parser.add_argument("--whole", action="store_true", help="whole captions: none is shortened")
     parser.add_argument("--plain", action="store_true", help="whole captions in the model's own words, without names")
+    parser.add_argument("--tags", action="store_true", help="judge keywords instead of captions")
     parser.add_argument("--captions", type=Path, metavar="FILE", help="score these captions, caption nothing")
     parser.add_argument("--half", choices=[*HALVES, "both"], default="both")
     parser.add_argument("--json", action="store_true", help="print figures and captions as JSON")
@@ -233,10 +285,18 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("give the folder of the pictures, or captions with --captions")
 
     photos = [photo for photo in read_photos() if options.half in (photo.half, "both")]
+    if options.tags:
+        if options.folder is None or options.json or options.plain:
+            parser.error("--tags takes the folder of the pictures, without --json and --plain")
+        tags = make_tags(photos, options.folder, options.model)
+        for photo, tag, verdict in tags if options.list else ():
+            print(f"{ {True: 'right', False: 'WRONG', None: '-'}[verdict]:5}  {photo.id}: {tag}")
+        print(tag_table(tags))
+        return 0 if tags else 1
     if options.captions:
         captions = read_captions(options.captions)
     else:
-        captions = make_captions(photos, options.folder, options.model, plain=options.plain)
+        captions = make_captions(photos, options.folder, options.model, whole=options.whole, plain=options.plain)
     scored = [
         Scored(photo, *captions[photo.id], judge(captions[photo.id][0], photo))
         for photo in photos

@@ -259,20 +259,27 @@ class Captioner:
         queued: bool = False,
     ) -> Hypotheses:
         memory = self._recollect(regions)
-        if extension is None and options.names and self.names is not None:
-            named = named or self.names.look(regions)
-            extension = self.names.extension(named, self.vocabulary, but=memory.words if memory else ())
+        if named is None:
+            named = self._named(regions, options)
+        names = self.names if extension is None and options.names else None
+        if names is not None and named is not None:
+            extension = names.extension(
+                named, self.vocabulary, but=memory.words if memory else (),
+                must=options.must, must_not=options.must_not,
+            )  # fmt: skip
         new = (*(memory.words if memory else ()), *(extension.words if extension else ()))
-        if not new or not (options.must or options.must_not):
+        if not (options.must or options.must_not) or (not new and names is None):
             strategy, rules = self.plan(options)
         else:
-            strategy, rules = plan(options, self.vocabulary.extended(new), self.backend.settings, self._words)
+            known, unsaid = self.vocabulary.extended(new), tuple(names.forms) if names is not None else ()
+            strategy, rules = plan(options, known, self.backend.settings, self._words, unsaid)
         # Captions that turn out alike are left out when they are said: then others must be there to take their place.
         kept = 1 if options.n == 1 and not options.tags else strategy.width
-        return self.backend.search(
+        found = self.backend.search(
             regions, strategy, rules, n_best=kept, attention=options.attention, extension=extension, memory=memory,
             queued=queued,
         )  # fmt: skip
+        return found if named is None else replace(found, named=named)
 
     @property
     def _words(self) -> int | None:
@@ -310,7 +317,7 @@ class Captioner:
     ) -> list[Caption]:
         """A caption of each picture with its alternatives: n in all, or as many different ones as were found."""
         options = options_of(options, fields)
-        return self._speaker.captions(found, options)
+        return self.speaker.captions(found, options)
 
     # All of them at once.
 
@@ -410,7 +417,7 @@ class Captioner:
 
     def _describe(self, regions: Any, options: CaptionOptions, read: Sequence[np.ndarray] | None) -> list[Caption]:
         """`describe` of Regions that fit."""
-        return self._said(self._searched(regions, options, read, self._named(regions, options)), options)
+        return self._said(self._searched(regions, options, read), options)
 
     def _named(self, regions: Any, options: CaptionOptions) -> Named | None:
         """What the head for names says, where it is asked."""
@@ -422,14 +429,14 @@ class Captioner:
         regions: Any,
         options: CaptionOptions,
         read: Sequence[np.ndarray] | None,
-        named: Named | None,
+        named: Named | None = None,
         queued: bool = False,
     ) -> Searched:
         found = self._search(regions, options, named=named, queued=queued)
-        return Searched(found.to_host(), named, read, self.backend.mark()) if queued else Searched(found, named, read)
+        return Searched(found.to_host(), read, self.backend.mark()) if queued else Searched(found, read)
 
     def _said(self, searched: Searched, options: CaptionOptions) -> list[Caption]:
-        found, named, read, wait = searched
+        found, read, wait = searched
         if wait is not None:
             wait()
         captions = self.say(found, options)
@@ -438,11 +445,10 @@ class Captioner:
                 captions[at] = replace(captions[at], facts=source.report(captions[at].text))
         if not options.tags or (read and hasattr(read[0], "report")):
             return captions
-        seen = [[]] * len(captions) if named is None or self.names is None else self.names.tags(named)
         painted = [colours(one) if one.ndim == 3 else [] for one in read or ()] or [[]] * len(captions)
         return [
-            replace(caption, tags=joined(self._speaker.tags(found, at, caption, heads), paint))
-            for at, (caption, heads, paint) in enumerate(zip(captions, seen, painted, strict=True))
+            replace(caption, tags=joined(self.speaker.tags(found, at, caption), paint))
+            for at, (caption, paint) in enumerate(zip(captions, painted, strict=True))
         ]
 
     def stream(
@@ -512,7 +518,7 @@ class Captioner:
             raise MeshcapError(f"regions of {len(regions)} pictures were given, expected those of one")
         self.backend.check(regions)
         captions = [
-            self._speaker.caption_of(words, log_probs)
+            self.speaker.caption_of(words, log_probs)
             for words, log_probs in zip(ids, self.backend.score(regions, ids), strict=True)
         ]
         return captions[0] if isinstance(text, str) else captions
@@ -659,7 +665,10 @@ class Captioner:
         """
         found = self._plans.get(options)
         if found is None or (options.strategy == "sample" and options.seed is None):  # a new seed each time
-            found = plan(options, self.vocabulary, self.backend.settings, self._words)
+            names = self.names if options.names else None
+            asked = sorted(names.among(options.must, self.vocabulary)) if names is not None else ()
+            known, unsaid = self.vocabulary.extended(asked), tuple(names.forms) if names is not None else ()
+            found = plan(options, known, self.backend.settings, self._words, unsaid)
             if len(self._plans) >= MOST_PLANS:
                 self._plans.clear()
             self._plans[options] = found
@@ -796,7 +805,8 @@ class Captioner:
             pool.shutdown(cancel_futures=True)
 
     @property
-    def _speaker(self) -> Speaker:
+    def speaker(self) -> Speaker:
+        """Who puts hypotheses into words."""
         return Speaker(self.vocabulary, self.calibration, self.names)
 
     def _torch(self, lacks: str = "has no model in torch") -> Any:
@@ -831,10 +841,9 @@ class ReadBatch:
 
 
 class Searched(NamedTuple):
-    """Hypotheses of pictures, and what else is known of them."""
+    """Hypotheses of pictures, and what was read of them."""
 
     found: Hypotheses
-    named: Named | None
     read: Sequence[np.ndarray] | None
     wait: Callable[[], object] | None = None  # before the hypotheses are read
 

@@ -12,8 +12,9 @@ A model folder keeps it in two files: `names.safetensors` (weights, 8 bits) and 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -26,11 +27,15 @@ from meshcap.errors import MeshcapError
 from meshcap.files import write_text
 from meshcap.folders import NAMES, NAMES_TABLE, find_optional, read_config
 from meshcap.regions import Regions
+from meshcap.tags import keyword
 from meshcap.text import Vocabulary
 from meshcap.weights import dequantise, quantise, read_weights, save_weights
 
 SURE, SURE_OF_KIND = 0.4, 0.6  # least probabilities of a name and of a kind that captions may say
-TAGGED = 0.25  # of a name that is a tag
+LEAST_ASKED = 1e-6  # the least share of a name that a caption must say
+LEAST_SEEN = 1e-3  # less counts as little as this, where a caption is trusted by what the head sees
+UNSAID = 0.7  # least probability of a thing that is a keyword though no caption names it
+READ, SEEN = 3, 0.01  # how many names are told of where one was said, and how likely each is at least
 TENSORS = ("names.weight", "names.bias", "words.weight", "words.bias", "centre", "spread")
 
 
@@ -45,6 +50,18 @@ class Named(NamedTuple):
         return Named(*(one.to("cpu", non_blocking=True) for one in self))
 
 
+class Reading(NamedTuple):
+    """What the head saw where captions say a word of it."""
+
+    word: str  # in the singular
+    probability: float
+    names: tuple[tuple[str, float], ...]  # the likeliest of those that are called so
+
+    def to_dict(self) -> dict[str, Any]:
+        names = [{"name": name, "probability": chance} for name, chance in self.names]
+        return {"word": self.word, "probability": self.probability, "names": names}
+
+
 @dataclass(frozen=True)
 class NameKind:
     """Names of one kind, and what captions say in their place."""
@@ -55,6 +72,25 @@ class NameKind:
     plural_kin: tuple[str, ...]
     stand_in: str  # read back where the vocabulary has no such name
     plural_stand_in: str
+
+
+class Word(NamedTuple):
+    """What captions may say."""
+
+    plural: str
+    kind: NameKind
+    classes: Tensor  # (C) 1 for the names that are called so
+
+
+class Trust(NamedTuple):
+    """How what the head sees changes the confidence c in a caption: logit c′ = own · logit c + seen · s + offset.
+
+    s is the mean log-probability, by the head, of what the caption names, each no less than that of 0.001.
+    """
+
+    own: float
+    seen: float
+    offset: float
 
 
 @dataclass(frozen=True)
@@ -72,6 +108,7 @@ class Table:
     words: tuple[tuple[str, str], ...]  # (K) word, and whether it is an object or a scene
     sure: float = SURE
     sure_of_kind: float = SURE_OF_KIND
+    trust: Trust | None = None
     source: Mapping[str, Any] = field(default_factory=dict)  # for people to read
 
     def __post_init__(self) -> None:
@@ -90,8 +127,16 @@ class Table:
             "words": [list(one) for one in self.words],
             "sure": self.sure,
             "sure_of_kind": self.sure_of_kind,
+            "trust": None if self.trust is None else self.trust._asdict(),
             "source": dict(self.source),
         }
+
+    def save(self, folder: str | Path) -> None:
+        """Write `names.json` into a model folder."""
+        lines = (
+            f" {json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}" for name, value in self.to_dict().items()
+        )
+        write_text(Path(folder) / NAMES_TABLE, "{\n" + ",\n".join(lines) + "\n}\n")
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Self:
@@ -119,6 +164,7 @@ class Table:
                 words=tuple((str(word), str(kind)) for word, kind in given["words"]),
                 sure=float(given["sure"]),
                 sure_of_kind=float(given["sure_of_kind"]),
+                trust=None if given.get("trust") is None else Trust(**{k: float(v) for k, v in given["trust"].items()}),
                 source=dict(given.get("source", {})),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -157,6 +203,19 @@ class Names:
         self.of_kind = torch.zeros(len(table.said), len(kinds))
         for place, (_, _, kind) in enumerate(table.said):
             self.of_kind[place, kinds[kind]] = 1
+        self.words: dict[str, Word] = {}
+        for place, (word, plural, kind) in enumerate(table.said):
+            self._add(word, plural, table.kinds[kind], said[:, place])
+        for name, of_it in table.kinds.items():
+            if of_it.word:
+                self._add(of_it.word, of_it.plural, of_it, said @ self.of_kind[:, kinds[name]])
+        self.things = {word: place for place, (word, _) in enumerate(table.words)}
+        self.forms = {form: word for word, one in self.words.items() for form in (one.plural, word)}
+
+    def _add(self, word: str, plural: str, kind: NameKind, classes: Tensor) -> None:
+        if word in self.words:  # of two kinds, or a name and its kind
+            classes = (classes + self.words[word].classes).clamp(max=1)
+        self.words[word] = Word(plural, kind, classes)
 
     @classmethod
     def load(cls, name_or_folder: str | Path, **hub: Any) -> Self | None:
@@ -178,11 +237,7 @@ class Names:
         """Write both files into a model folder."""
         folder = Path(folder)
         save_weights(folder / NAMES, quantise(self.weights, exact=("centre", "spread")))
-        lines = (
-            f" {json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}"
-            for name, value in self.table.to_dict().items()
-        )
-        write_text(folder / NAMES_TABLE, "{\n" + ",\n".join(lines) + "\n}\n")
+        self.table.save(folder)
 
     @torch.no_grad()
     def look(self, regions: Regions) -> Named:
@@ -206,20 +261,56 @@ class Names:
             self._weights[device] = {name: one.to(device) for name, one in self.weights.items()}
         return self._weights[device]
 
-    def tags(self, named: Named) -> list[list[Tag]]:
-        """The things, places and names of each picture, with their probabilities."""
-        found = []
-        for names, words in zip(named.names.tolist(), named.words.tolist(), strict=True):
-            tags = [Tag(name, "name", p) for name, p in zip(self.table.names, names, strict=True) if p >= TAGGED]
-            tags += [Tag(word, kind, p) for (word, kind), p in zip(self.table.words, words, strict=True)]
-            found.append(tags)
-        return found
+    def tags(self, named: Named, picture: int, said: Sequence[Tag]) -> list[Tag]:
+        """Keywords of a picture: what its captions name (`said`), what the head sees, and names.
 
-    def choose(self, named: Named) -> list[tuple[str, float] | None]:
-        """For each picture the word that captions may say: a name, or the word for its kind; and its probability."""
+        What captions do not name must be surer. What a name is mistaken for is as likely as the name is not there.
+        """
+        (chosen,) = self.choose(Named(*(one[picture : picture + 1] for one in named)))
+        names, words = (one[picture].tolist() for one in named)
+        known = {tag.name for tag in said}
+        tags = [Tag(name, "name", p) for name, p in zip(self.table.names, names, strict=True) if p >= self.table.sure]
+        things = [Tag(word, kind, p) for (word, kind), p in zip(self.table.words, words, strict=True)]
+        doubted: set[str] = set()
+        if chosen is not None:
+            tags.append(Tag(chosen[0], "name", chosen[1]))
+            kind = self.words[chosen[0]].kind
+            doubted = {keyword(one) for one in (*kind.kin, *kind.plural_kin)} - {chosen[0], kind.word}
+        for tag in (*said, *things):
+            share = 1 - chosen[1] if chosen is not None and tag.name in doubted else 1.0
+            if tag.name in known or share * tag.probability >= UNSAID:
+                tags.append(replace(tag, probability=share * tag.probability))
+        return tags
+
+    def seen(self, named: Named, picture: int, words: Sequence[str]) -> float | None:
+        """The mean log-probability of what a caption of the picture names; None: nothing that the head knows."""
+        names, things = (one[picture].cpu() for one in named)
+        found = []
+        for word in dict.fromkeys(words):
+            form, thing = self.forms.get(word), self.things.get(keyword(word))
+            chances = [] if form is None else [float(names @ self.words[form].classes)]
+            chances += [] if thing is None else [float(things[thing])]
+            found += [math.log(max(*chances, LEAST_SEEN))] if chances else []
+        return sum(found) / len(found) if found else None
+
+    def trust(self, confidence: float, named: Named, picture: int, words: Sequence[str]) -> float:
+        """The confidence in a caption of these words, with what the head sees."""
+        seen = None if self.table.trust is None else self.seen(named, picture, words)
+        if self.table.trust is None or seen is None:
+            return confidence
+        own, weight, offset = self.table.trust
+        known = min(max(confidence, 1e-6), 1 - 1e-6)
+        return 1 / (1 + math.exp(-(own * math.log(known / (1 - known)) + weight * seen + offset)))
+
+    def choose(self, named: Named, but: Collection[str] = ()) -> list[tuple[str, float] | None]:
+        """For each picture the word that captions may say: a name, or the word for its kind; and its probability.
+
+        Words of `but` are not chosen: of a name, its kind may be.
+        """
         said = named.names.cpu() @ self.said  # (B, S)
         kinds = said @ self.of_kind  # (B, kinds)
-        broad = [kind.word for kind in self.table.kinds.values()]
+        said[:, [place for place, (word, _, _) in enumerate(self.table.said) if word in but]] = 0
+        broad = ["" if kind.word in but else kind.word for kind in self.table.kinds.values()]
         chosen: list[tuple[str, float] | None] = []
         best = (*said.max(-1), *kinds.max(-1))
         for by_name, name, by_kind, kind in zip(*(one.tolist() for one in best), strict=True):
@@ -231,41 +322,93 @@ class Names:
                 chosen.append(None)
         return chosen
 
-    def extension(self, named: Named, vocabulary: Vocabulary, *, but: Sequence[str] = ()) -> Extension | None:
+    def read(self, named: Named, form: str) -> Reading:
+        """What the head saw in the first picture of a word that captions say of it, in the singular or the plural."""
+        word = self.forms[form]
+        likely = named.names[0].cpu() * self.words[word].classes
+        (chosen,) = self.choose(Named(*(one[:1] for one in named)))
+        probability = chosen[1] if chosen is not None and chosen[0] == word else float(likely.sum())
+        best = likely.topk(min(READ, int((likely >= SEEN).sum())))
+        names = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        return Reading(word, probability, tuple((self.table.names[place], chance) for place, chance in names))
+
+    def extension(
+        self,
+        named: Named,
+        vocabulary: Vocabulary,
+        *,
+        but: Sequence[str] = (),
+        must: Sequence[str] = (),
+        must_not: Sequence[str] = (),
+    ) -> Extension | None:
         """Words that a search over these pictures may say beside its own; None: there are none.
 
-        Each comes in the singular and in the plural, and takes its probability as a share of that of its kin. Words of
-        `but` are left out: something else says them already.
+        Each comes in the singular and in the plural, and takes its probability as a share of that of its kin.
+
+        Args:
+            but: words that are left out: something else says them already.
+            must: of the options; a name in it may be said whatever its probability.
+            must_not: of the options; a name in it is not said, nor its plural unless that is in `must`.
         """
-        chosen = self.choose(named)
-        forms = {word: (plural, self.table.kinds[kind]) for word, plural, kind in self.table.said}
-        forms |= {kind.word: (kind.plural, kind) for kind in self.table.kinds.values() if kind.word}
-        words, stand_in, kin, share = list[str](), list[int](), list[tuple[int, ...]](), list[list[float]]()
-        for word in dict.fromkeys(one[0] for one in chosen if one is not None):
-            plural, kind = forms[word]
+        asked = self.among(must, vocabulary)
+        phrases = [phrase for entry in must_not for phrase in entry.split("|")]
+        avoided = {form for phrase in phrases if (form := self._form(phrase, vocabulary)) is not None}
+        avoided |= {self.words[one].plural for one in avoided if one in self.words} - asked
+        chosen = self.choose(named, avoided)
+        new = {self.forms[form] for form in asked if form not in vocabulary}
+        receivers, among, rows = list[str](), list[list[int]](), list[list[float]]()
+        for word in dict.fromkeys((*(one[0] for one in chosen if one is not None), *sorted(new))):
+            plural, kind, classes = self.words[word]
             row = [one[1] if one is not None and one[0] == word else 0.0 for one in chosen]
+            if word in new:
+                likely = (named.names.cpu() @ classes).tolist()
+                row = [share or max(LEAST_ASKED, probability) for share, probability in zip(row, likely, strict=True)]
             plural_kin = [one for one in kind.plural_kin if one not in kind.kin]  # "sheep" is both, and gives once
-            for form, among, instead in (
-                (word, kind.kin, kind.stand_in),
-                (plural, plural_kin, kind.plural_stand_in),
-            ):
-                ids = tuple(vocabulary.id(one) for one in among if one in vocabulary and one not in (word, plural))
-                if not ids or form in words or form in but:
-                    continue
-                words.append(form)
-                stand_in.append(vocabulary.id(form if form in vocabulary else instead))
-                kin.append(ids)
-                share.append(row)
-        if not words:
+            if plural in asked:
+                plural_kin = plural_kin or list(kind.kin)
+            for form, kin in ((word, kind.kin), (plural, plural_kin)):
+                ids = [vocabulary.id(one) for one in kin if one in vocabulary and one not in (word, plural)]
+                if ids and form not in (*receivers, *but, *avoided):
+                    receivers.append(form)
+                    among.append(ids)
+                    rows.append(row)
+        if not receivers:
             return None
+        # A word of the vocabulary that was asked for takes its share itself, others are words for the moment.
+        words = [form for form in receivers if form not in asked or form not in vocabulary]
         known = len(vocabulary)
-        shares = Shares(tuple(range(known, known + len(words))), tuple(kin), torch.tensor(share).T)
-        return Extension(tuple(words), tuple(stand_in), shares)
+        ids = [known + words.index(form) if form in words else vocabulary.id(form) for form in receivers]
+        shares = Shares(tuple(ids), tuple(map(tuple, among)), fitting(torch.tensor(rows).T, among))
+        return Extension(tuple(words), tuple(self._stand_in(form, vocabulary) for form in words), shares)
+
+    def _stand_in(self, form: str, vocabulary: Vocabulary) -> int:
+        if form in vocabulary:
+            return vocabulary.id(form)
+        kind = self.words[self.forms[form]].kind
+        return vocabulary.id(kind.stand_in if form in self.words else kind.plural_stand_in)
+
+    def among(self, entries: Sequence[str], vocabulary: Vocabulary) -> set[str]:
+        """What these entries of `must` have of words that the head may say, as it says them."""
+        phrases = [phrase for entry in entries for phrase in entry.split("|")]
+        found = [self._form(one, vocabulary) for phrase in phrases for one in (phrase, *vocabulary.tokens(phrase))]
+        return {one for one in found if one is not None}
+
+    def _form(self, phrase: str, vocabulary: Vocabulary) -> str | None:
+        phrase = " ".join(vocabulary.tokens(phrase))
+        return phrase if phrase in self.forms else None
 
     def plurals(self) -> dict[str, str]:
         """The plural of every word that `extension` may give."""
-        found = {word: plural for word, plural, _ in self.table.said}
-        return found | {kind.word: kind.plural for kind in self.table.kinds.values() if kind.word}
+        return {word: one.plural for word, one in self.words.items()}
+
+
+def fitting(share: Tensor, kin: Sequence[Sequence[int]]) -> Tensor:
+    """Shares (B, S), scaled down where all together would take more of a word than it has."""
+    among = {one: place for place, one in enumerate(sorted({one for ids in kin for one in ids}))}
+    member = torch.zeros(len(kin), len(among))
+    for row, ids in enumerate(kin):
+        member[row, [among[one] for one in ids]] = 1
+    return share / (share @ member).amax(1, keepdim=True).clamp_min(1)
 
 
 def _mean(regions: Regions) -> Tensor:
@@ -277,16 +420,22 @@ def _mean(regions: Regions) -> Tensor:
     return (features * there).sum(1) / there.sum(1).clamp_min(1)
 
 
-def agree(words: Sequence[str], places: Sequence[int], plurals: Mapping[str, str]) -> dict[int, str]:
-    """Words at these places in the number that the words before them ask for: "a camels" as "a camel"."""
+def agree(
+    words: Sequence[str], places: Sequence[int], plurals: Mapping[str, str], kept: Collection[str] = ()
+) -> dict[int, str]:
+    """Words at these places in the number that the words before them ask for: "a camels" as "a camel".
+
+    Plurals of `kept` stay: the article before them is empty instead.
+    """
     singular = {plural: word for word, plural in plurals.items()}
     found: dict[int, str] = {}
     for place in places:
-        for before in reversed(words[max(0, place - 4) : place]):
-            if before in ("a", "an", "one"):
-                found[place] = singular.get(words[place], words[place])
+        for before in range(place - 1, max(-1, place - 5), -1):
+            if words[before] in ("a", "an", "one"):
+                alone = singular.get(words[place], words[place])
+                found |= {before: ""} if words[place] in kept and alone != words[place] else {place: alone}
                 break
-            if before in ("of", "two", "three", "four", "five", "several", "some", "many", "are"):
+            if words[before] in ("of", "two", "three", "four", "five", "several", "some", "many", "are"):
                 found[place] = plurals.get(words[place], words[place])
                 break
     return found

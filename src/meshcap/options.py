@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypedDict, get_args
 
@@ -83,7 +83,8 @@ class CaptionOptions:
         temperature, top_k, top_p, seed: of "sample". Below 1 a temperature sharpens, above it flattens; the k likeliest
             words (0: all); the likeliest words that together reach p; the same seed draws the same captions.
         must: words or phrases that must appear. Alternatives are separated by `|` ("dog|puppy"), entries by commas.
-            They are split into words as captions are: capitals do not matter.
+            They are split into words as captions are: capitals do not matter. With `names`, also names that the
+            captioner's head knows ("raccoon").
         must_not: words or phrases that must not appear, written alike. The plural goes with the singular ("dog" avoids
             "dogs" too, unless that is in `must`), not the other way round.
         max_words: most words. A caption within it is whole; None: 19 (of a score any), or as many as the model can say.
@@ -320,11 +321,18 @@ class Plan(NamedTuple):
     rules: Rules
 
 
-def plan(options: CaptionOptions, vocabulary: Vocabulary, model: Settings, usual: int | None = None) -> Plan:
+def plan(
+    options: CaptionOptions,
+    vocabulary: Vocabulary,
+    model: Settings,
+    usual: int | None = None,
+    unsaid: Sequence[str] = (),
+) -> Plan:
     """Options in the ids of a vocabulary, within what a model can say.
 
     Args:
         usual: words of a caption at most where the options do not say; None: 19.
+        unsaid: words that are known, and that this search does not say: to avoid them takes nothing.
 
     Raises:
         MeshcapError: unknown words, more words than the model can say, words both required and forbidden.
@@ -334,15 +342,17 @@ def plan(options: CaptionOptions, vocabulary: Vocabulary, model: Settings, usual
         if words > most:
             raise OptionError(f"{{{name}}} is {words}, and this model can say at most {most} words")
     longest = min(max(usual or WORDS, options.min_words) if options.max_words is None else options.max_words, most)
-    avoided = _avoided(options, vocabulary)
+    known = vocabulary.extended(unsaid) if options.must or options.must_not else vocabulary
+    avoided = _avoided(options, known)
+    sayable = [phrase for phrase in avoided if max(phrase) < len(vocabulary)]
     endings = BAD_ENDINGS if options.max_words is None else OPEN_ENDINGS
     rules = Rules(
         max_length=longest + 1,
         min_length=options.min_words + 1,
         no_repeat_ngram=options.no_repeat_ngram,
         # An unknown word tells a reader nothing, and an imported model might say the others too.
-        banned=(model.unk, model.pad, model.bos, *(phrase[0] for phrase in avoided if len(phrase) == 1)),
-        banned_phrases=tuple(phrase for phrase in avoided if len(phrase) > 1),
+        banned=(model.unk, model.pad, model.bos, *(phrase[0] for phrase in sayable if len(phrase) == 1)),
+        banned_phrases=tuple(phrase for phrase in sayable if len(phrase) > 1),
         bad_endings=tuple(sorted(vocabulary.id(word) for word in endings if word in vocabulary))
         if options.good_endings and vocabulary.english
         else (),
@@ -351,7 +361,7 @@ def plan(options: CaptionOptions, vocabulary: Vocabulary, model: Settings, usual
     strategy = options.search()
     if options.must:
         assert isinstance(strategy, Beam)
-        required = [_requirement(entry, avoided, longest, vocabulary) for entry in options.must]
+        required = [_requirement(entry, avoided, longest, known, len(vocabulary)) for entry in options.must]
         strategy = ConstrainedBeam([required], strategy.beams, strategy.length_penalty)
     return Plan(strategy, rules)
 
@@ -362,7 +372,8 @@ def ids_of_phrase(phrase: str, vocabulary: Vocabulary, purpose: str) -> list[int
     Raises:
         MeshcapError: a word that captions cannot hold.
     """
-    words = [phrase] if phrase in vocabulary else phrase.split()  # a word for the moment may hold spaces
+    whole = next((one for one in (phrase, phrase.lower()) if one in vocabulary), None)
+    words = phrase.split() if whole is None else [whole]  # a word for the moment may hold spaces
     if not all(word in vocabulary for word in words):
         words = vocabulary.tokens(phrase)
     if not words:
@@ -386,15 +397,19 @@ def _avoided(options: CaptionOptions, vocabulary: Vocabulary) -> list[tuple[int,
     return found
 
 
-def _requirement(entry: str, avoided: list[tuple[int, ...]], most: int, vocabulary: Vocabulary) -> list[list[int]]:
-    """The phrases of one entry of `must` in ids, those that cannot be said left out."""
+def _requirement(
+    entry: str, avoided: list[tuple[int, ...]], most: int, known: Vocabulary, sayable: int
+) -> list[list[int]]:
+    """The phrases of one entry of `must` in ids below `sayable`, those that cannot be said left out."""
     phrases = entry.split("|")
-    ids = [ids_of_phrase(phrase, vocabulary, "to mention") for phrase in phrases]
+    ids = [ids_of_phrase(phrase, known, "to mention") for phrase in phrases]
     allowed = [one for one in ids if not any(_contains(one, phrase) for phrase in avoided)]
-    possible = [one for one in allowed if len(one) <= most]
+    short = [one for one in allowed if len(one) <= most]
+    possible = [one for one in short if max(one) < sayable]
     if not possible:
         named = " or ".join(map(repr, phrases))
-        why = f"longer than {most} {'word' if most == 1 else 'words'}" if allowed else "in {must_not}, too"
+        longer = f"longer than {most} {'word' if most == 1 else 'words'}"
+        why = "a name that is like no word of this model" if short else longer if allowed else "in {must_not}, too"
         raise OptionError("{must} has {named}, which is {why}".replace("{why}", why), named=named)
     return possible
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -53,6 +53,9 @@ class Speaker:
             one = self._hypothesis(found, picture, rank, options)
             if not rank and options.shorten:
                 one = self.shorten(one, options)
+            if options.names and self.names is not None and self.calibration is not None and found.named is not None:
+                trusted = self.names.trust(one.confidence, found.named, picture, one.words)
+                one = replace(one, confidence=trusted)
             if tuple(one.words) not in words:
                 words.add(tuple(one.words))
                 least = options.min_confidence
@@ -67,10 +70,9 @@ class Speaker:
         listed = found.lists
         caption = self.caption_of(ids, log_probs, listed.finished[picture][rank], self._known(found))
         caption = replace(caption, score=listed.scores[picture][rank])
-        places = list(range(len(caption.words)))
-        fitting = self._fit(caption.words, ids, found.extension, articles=options.good_endings)
-        if list(fitting.values()) != caption.words:
-            words, places = list(fitting.values()), list(fitting)
+        spoken = self._fit(caption.words, ids, found.extension, options)
+        words, places = list(spoken.values()), list(spoken)
+        if words != caption.words:
             text = self.vocabulary.sentence([*words, SPECIAL[3]] if caption.finished else words)
             caption = replace(caption, text=text, words=words, log_probs=_merged(log_probs, places))
         if options.must:
@@ -83,6 +85,11 @@ class Speaker:
             if "listened" in found.attention:
                 caption = replace(caption, memory=found.attention["listened"][picture, rank, places].tolist())
         return caption
+
+    def spoken(self, found: Hypotheses, picture: int, rank: int, options: CaptionOptions) -> dict[int, str]:
+        """The words of a caption by their places in the hypothesis: those of the vocabulary, and names, made to fit."""
+        ids, _ = _said(found, picture, rank)
+        return self._fit(self._known(found).decode(ids), ids, found.extension, options)
 
     def caption_of(
         self, ids: list[int], log_probs: list[float], finished: bool = True, known: Vocabulary | None = None
@@ -97,7 +104,8 @@ class Speaker:
     def shorten(self, caption: Caption, options: CaptionOptions) -> Caption:
         """The caption without what is not sure, where it is trusted little as a whole: see `UNSURE`.
 
-        Its confidence stays that of the whole: a low estimate, and `min_confidence` means the same.
+        Its confidence stays that of the whole: a low estimate, and `min_confidence` means the same. What a head for
+        names sees changes it only afterwards.
         """
         if self.calibration is None or caption.confidence >= UNSURE or options.must or not caption.finished:
             return caption
@@ -122,8 +130,8 @@ class Speaker:
             shortened=True,
         )
 
-    def tags(self, found: Hypotheses, picture: int, caption: Caption, *more: Iterable[Tag]) -> tuple[Tag, ...]:
-        """Keywords of what all hypotheses of a picture name, and more of other sources."""
+    def tags(self, found: Hypotheses, picture: int, caption: Caption) -> tuple[Tag, ...]:
+        """Keywords of what all hypotheses of a picture name, and of what the head for names says of it."""
         if not self.vocabulary.english:  # the lists of things and colours are
             return ()
         known, listed = self._known(found), []
@@ -131,16 +139,19 @@ class Speaker:
             if not rank or score > float("-inf"):
                 ids, log_probs = _said(found, picture, rank)
                 listed.append((known.decode(ids), sum(log_probs)))
-        return merged(of_captions(listed, caption.confidence), *more)
+        said = of_captions(listed, caption.confidence)
+        if self.names is None or found.named is None:
+            return merged(said)
+        return merged(self.names.tags(found.named, picture, said))
 
     def _known(self, found: Hypotheses) -> Vocabulary:
         """The vocabulary, with the words for the moment."""
         return self.vocabulary if found.extension is None else self.vocabulary.extended(found.extension.words)
 
     def _fit(
-        self, words: list[str], ids: list[int], extension: Extension | None, *, articles: bool
+        self, words: list[str], ids: list[int], extension: Extension | None, options: CaptionOptions
     ) -> dict[int, str]:
-        """Words by their places, with articles that fit words for the moment, and, with `articles`, all words."""
+        """Words by their places, with articles that fit words for the moment, and, with `good_endings`, all words."""
         known = len(self.vocabulary)
         new = {place: one - known for place, one in enumerate(ids) if one >= known}
         proper = extension.proper if extension is not None else ()
@@ -149,11 +160,15 @@ class Speaker:
             from meshcap.names import agree
 
             plain = [place for place in new if place not in names]
-            numbered = agree(words, plain, self.names.plurals())
+            asked = self.names.among(options.must, self.vocabulary)
+            numbered = agree(words, plain, self.names.plurals(), asked)
+            avoided = {phrase.lower() for entry in options.must_not for phrase in entry.split("|")}
+            numbered = {place: word for place, word in numbered.items() if word not in avoided}
             words = [numbered.get(place, word) for place, word in enumerate(words)]
         fitting = dict(enumerate(words))
         if self.vocabulary.english:
-            fitting = fit_articles(words, range(len(words)) if articles else new, names)
+            fitting = fit_articles(words, range(len(words)) if options.good_endings else new, names)
+        fitting = {place: word for place, word in fitting.items() if word}
         for place in new:  # it took the place of two words: "gorilla gorilla" of "black monkey gorilla"
             if place - 1 in fitting and fitting[place - 1] == fitting.get(place):
                 del fitting[place - 1]

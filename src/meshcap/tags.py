@@ -76,6 +76,11 @@ def _forms() -> dict[str, tuple[str, str]]:
 FORMS = _forms()
 
 
+def keyword(word: str) -> str:
+    """What keywords call a thing or place that a caption names with this word."""
+    return FORMS.get(word, (word, ""))[0]
+
+
 def named(words: Sequence[str]) -> dict[str, str]:
     """The things and places that a caption names, with their kinds; two words are read before one."""
     found, place = {}, 0
@@ -111,13 +116,12 @@ def of_captions(captions: Iterable[tuple[Sequence[str], float]], confidence: flo
     return [Tag(name, kind, min(1.0, share) * confidence) for (name, kind), share in total.items()]
 
 
-def merged(*groups: Iterable[Tag], least: float = LEAST, most: int = MOST) -> tuple[Tag, ...]:
-    """Tags of several sources, each name once with its greatest probability, likeliest first."""
+def merged(tags: Iterable[Tag], least: float = LEAST, most: int = MOST) -> tuple[Tag, ...]:
+    """Each name once with its greatest probability, likeliest first."""
     best: dict[str, Tag] = {}
-    for group in groups:
-        for tag in group:
-            if tag.probability >= least and (tag.name not in best or best[tag.name].probability < tag.probability):
-                best[tag.name] = tag
+    for tag in tags:
+        if tag.probability >= least and (tag.name not in best or best[tag.name].probability < tag.probability):
+            best[tag.name] = tag
     return tuple(sorted(best.values(), key=lambda tag: (-tag.probability, tag.name)))[:most]
 
 

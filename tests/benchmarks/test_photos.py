@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import meshcap
+from meshcap.caption import Tag
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "photos"
 
@@ -129,6 +130,44 @@ def test_what_must_not_be_said_counts_even_where_the_object_is_there() -> None:
     assert score.judge("Two men with hats.", woman).invented == ["man"]
 
 
+@pytest.mark.parametrize(
+    ("tag", "right"),
+    [
+        ("dog", True),
+        ("bench", True),
+        ("puppy", True),
+        ("cat", False),
+        ("koala", False),
+        ("sky", None),
+        ("maple", None),
+    ],
+)
+def test_judging_a_keyword(tag: str, right: bool | None) -> None:
+    assert score.judge_tag(tag, photo([["dog"]], "dog bench")) is right
+
+
+def test_keywords_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    some = score.read_photos()[:2]
+    tags = [Tag(some[0].present[0], "object", 0.9), Tag("zebra", "object", 0.5), Tag("sky", "scene", 0.4)]
+
+    class Captioner:
+        @classmethod
+        def from_pretrained(cls, model: str) -> "Captioner":
+            return cls()
+
+        def caption(self, paths: list[Path], *, tags: bool, found: list[Tag] = tags) -> list[SimpleNamespace]:
+            return [SimpleNamespace(tags=(*found, Tag("red", "colour", 0.3))) for _ in paths]
+
+    monkeypatch.setattr(meshcap, "Captioner", Captioner)
+    (tmp_path / f"{some[0].id}.png").touch()
+    found = score.make_tags(some, tmp_path, "mine")
+    assert [(tag, right) for _, tag, right in found] == [
+        (f"{some[0].present[0]} 0.90", True), ("zebra 0.50", False), ("sky 0.40", None),
+    ]  # fmt: skip
+    half, *numbers, share = score.tag_table(found).splitlines()[1].split()
+    assert (half, numbers, share) == (some[0].half, ["1", "1", "1", "1"], "50.0%")
+
+
 # Figures.
 
 
@@ -185,8 +224,7 @@ def test_captions_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             return cls()
 
         def caption(self, paths: list[Path], *, shorten: bool, names: bool) -> list[SimpleNamespace]:
-            assert shorten == names
-            end = "." if shorten else ", whole."
+            end = "." if shorten else ", whole." if names else ", plain."
             return [SimpleNamespace(text=f"A {path.name}{end}", confidence=0.5) for path in paths]
 
     monkeypatch.setattr(meshcap, "Captioner", Captioner)
@@ -195,7 +233,8 @@ def test_captions_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     photos = [photo([["dog"]], name=name) for name in ("two", "absent", "one")]
     found = score.make_captions(photos, tmp_path, "mine")
     assert found == {"two": ("A two.jpg.", 0.5), "one": ("A one.png.", 0.5)}
-    assert score.make_captions(photos, tmp_path, "mine", plain=True)["one"] == ("A one.png, whole.", 0.5)
+    assert score.make_captions(photos, tmp_path, "mine", whole=True)["one"] == ("A one.png, whole.", 0.5)
+    assert score.make_captions(photos, tmp_path, "mine", plain=True)["one"] == ("A one.png, plain.", 0.5)
 
 
 # Fetching.

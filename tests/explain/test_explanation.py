@@ -3,13 +3,15 @@
 import io
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from PIL import Image
 
+import test_names
 import tiny
-from meshcap import Captioner, MeshcapError
+from meshcap import Captioner, MeshcapError, Regions
 from meshcap.calibration import Calibration
 from meshcap.data.scenes import draw_scene
 from meshcap.explain import explain
@@ -40,7 +42,7 @@ def test_numbers_are_the_models_own(captioner: CaptionModel) -> None:
         last = torch.tensor([[captioner.config.bos]])
         for one in found.words:
             chances = captioner.step(last, state)[0, 0].exp()
-            id = captioner.config.eos if one.is_end else WORDS.index(one.word)
+            id = captioner.config.eos if one.is_end else WORDS.index("a" if one.word == "an" else one.word)
             assert one.probability == pytest.approx(float(chances[id]), rel=1e-3, abs=1e-6)
             likeliest = sorted(chances.tolist(), reverse=True)
             assert [chance for _, chance in one.runners_up] == pytest.approx(likeliest[:4], rel=1e-3, abs=1e-6)
@@ -101,6 +103,48 @@ def test_confidence_is_the_calibrated_one() -> None:
     mean = sum(math.log(one.probability) for one in found.words) / len(found.words)
     assert found.confidence == pytest.approx(0.3 + 0.1 * mean / 9, abs=1e-4)
     assert found.best[0][1] == pytest.approx(found.confidence, abs=1e-4)
+
+
+def named() -> tuple[Captioner, Regions]:
+    """A captioner with a head for names, and a picture of an okapi."""
+    model = tiny.build("m2-no-boxes", seed=15, vocab_size=len(test_names.WORDS))
+    captioner = Captioner(model, Vocabulary(test_names.WORDS), names=test_names.head())
+    return captioner, test_names.cells({1: 1.0})
+
+
+def test_names_are_explained_with_what_the_head_saw() -> None:
+    captioner, regions = named()
+    options = CaptionOptions(max_words=6, attention=True)
+    (said,) = captioner.caption(regions, options)
+    found = explain(captioner, regions, options=options, attribution=True)
+    assert (found.text, found.confidence) == (said.text, said.confidence)
+    assert [one.word for one in found.words if not one.is_end] == said.words
+    assert said.attention is not None
+    for one, log_prob, looked in zip(found.words, said.log_probs, said.attention, strict=False):
+        assert one.probability == pytest.approx(math.exp(log_prob), rel=1e-3)
+        torch.testing.assert_close(one.attention, looked, atol=1e-5, rtol=1e-4)
+        assert one.gap is not None and one.gap < 0.1
+        assert (one.name is not None) == (one.word in ("okapi", "okapis"))
+    (name,) = found.names
+    assert name.word == "okapi" and name.probability > 0.99 and name.names[0] == ("okapi", name.probability)
+    told = [one["name"]["word"] for one in json.loads(json.dumps(found.to_dict()))["words"] if "name" in one]
+    assert told and set(told) == {"okapi"}
+    assert explain(captioner, regions, options=replace(options, names=False)).names == []
+
+
+def test_what_is_left_out_is_not_explained() -> None:
+    words = [*WORDS[:4], "a", "dog", "on", "the", "bed", "with", "grass", "red"]
+    captioner = Captioner(tiny.build("m2", seed=36, vocab_size=len(words)), Vocabulary(words))
+    captioner.calibration = Calibration({"mean": 1.0}, (-9.0, 0.0), (0.2, 0.3))
+    (said,) = captioner.caption(tiny.pictures(4))
+    found = explain(captioner, tiny.pictures(4), attribution=True, steps=2)
+    assert said.shortened and found.shortened
+    assert (found.text, found.confidence) == (said.text, said.confidence)
+    assert [one.word for one in found.words] == said.words
+    whole = explain(captioner, tiny.pictures(4), options=CaptionOptions(shorten=False))
+    assert not whole.shortened and len(whole.words) > len(found.words)
+    assert whole.gates is not None and found.gates is not None
+    torch.testing.assert_close(whole.gates[: len(found.words)], found.gates)
 
 
 def test_a_sentence_of_ones_own() -> None:

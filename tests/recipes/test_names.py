@@ -5,6 +5,7 @@ import gzip
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -69,3 +70,14 @@ def test_a_head_learns_names_from_labels_and_silence_from_coco(
     assert [one and one[0] for one in chosen] == [raccoon, "rocket", None]  # class 281 is a cat, which captions say
     with pytest.raises(MeshcapError, match="8 numbers"):
         head.look(Regions(torch.zeros(1, 1, 7)))
+
+
+def test_trust_is_fitted_to_what_came_true(capsys: pytest.CaptureFixture[str]) -> None:
+    random = np.random.default_rng(0)
+    known, seen = random.uniform(0.5, 0.9, 2000), random.uniform(-3, 0, 2000)
+    chances = 1 / (1 + np.exp(-(np.log(known / (1 - known)) + 0.5 * seen + 0.7)))
+    came = (random.random(2000) < chances).astype(float)
+    nothing = [None, *seen.tolist()]
+    found = recipe.fit_trust([0.5, *known.tolist()], nothing, [1.0, *came.tolist()])
+    assert found == pytest.approx((1.0, 0.5, 0.7), abs=0.25)
+    assert "2,000 of 2,001 captions" in capsys.readouterr().out

@@ -34,6 +34,7 @@ def explain(
         ),
     ] = "zero",
     device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
     threads: options.Threads = None,
     json: options.Json = False,
     **given: Any,
@@ -41,7 +42,8 @@ def explain(
     """Show, word by word, why a caption says what it says.
 
     For each word: how sure the model was, what it would have said instead and where it looked; with --attribution, also
-    what counted. With --json, the numbers go to stdout, and a file is written only where --out names one.
+    what counted. After the caption stand the names in it that COCO has no word for, with their probabilities. With
+    --json, the numbers go to stdout, and a file is written only where --out names one.
 
     Example: meshcap explain photo.jpg --caption "a dog on a beach"
     """
@@ -75,7 +77,7 @@ def explain(
         picture_of(photo, at_least=1)  # says what is wrong, before a model is read for nothing
     if threads is not None:
         torch.set_num_threads(threads)
-    captioner = Captioner.from_pretrained(model, device=device, dtype="float32", backend="torch")  # for gradients
+    captioner = Captioner.from_pretrained(model, device=device, dtype=dtype, backend="torch")
     options.attach_memory(captioner, memory, own=True)
     if not captioner.reads_pictures:
         raise MeshcapError(f"this model reads region features and cannot see {photo}: expected one with a vision")
@@ -98,4 +100,5 @@ def explain(
     if json:
         typer.echo(json_format.dumps({"file": str(photo), **found.to_dict()}, ensure_ascii=False))
     else:
-        typer.echo(f"{out}\t{found.confidence:.2f}\t{found.text}")
+        names = ", ".join(f"{one.word} {one.probability:.2f}" for one in found.names)
+        typer.echo(f"{out}\t{found.confidence:.2f}\t{found.text}" + (f"\t{names}" if names else ""))

@@ -244,6 +244,7 @@ class Hypotheses:
     attention: dict[str, Any] | None = None
     extension: Any = None  # an `Extension`: the words that ids from the vocabulary's size on stand for
     speaker: Any = None  # of such a search, the `Decodable` that said them
+    named: Any = None  # `meshcap.names.Named`: what a head for names says of the pictures, where it was asked
     recollection: Any = None  # of a search that read a memory: `meshcap.models.recollection`
 
     @property
@@ -257,6 +258,8 @@ class Hypotheses:
         def copied(part: Any) -> Any:
             if isinstance(part, dict):
                 return {name: copied(one) for name, one in part.items()}
+            if hasattr(part, "to_host"):
+                return part.to_host()
             return part.to("cpu", non_blocking=True) if getattr(part, "is_cuda", False) else part
 
         return replace(self, **{one.name: copied(getattr(self, one.name)) for one in fields(self)})

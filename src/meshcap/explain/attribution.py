@@ -11,8 +11,8 @@ The sum on the right is *completeness*; how far it is missed says how much the n
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from meshcap.backends.packed import InferenceOnly
+from meshcap.decoding.extension import Extended, Extension
 from meshcap.errors import MeshcapError
 from meshcap.models import CaptionModel
 from meshcap.regions import Regions
@@ -44,12 +45,20 @@ class Attribution:
         """(T,): how far the regions' sum misses what was gained."""
         return (self.regions.sum(-1) - self.gained).abs()
 
+    def of(self, places: Sequence[int]) -> Attribution:
+        """The same of some of the words."""
+        kept = list(places)
+        return replace(
+            self, regions=self.regions[kept], gradient_input=self.gradient_input[kept], gained=self.gained[kept]
+        )
+
 
 def attribute(
     model: CaptionModel,
     regions: Regions,
     ids: Tensor,
     *,
+    extension: Extension | None = None,
     baseline: Baseline = "zero",
     steps: int = STEPS,
     report: Report = lambda done, total: None,
@@ -59,6 +68,7 @@ def attribute(
     Args:
         regions: of one picture, without padding.
         ids: (T,) words to be explained, the end included where it is one of them.
+        extension: words for the moment that are among them.
         baseline: the picture of nothing: features all zero, or every region the picture's mean region.
         report: told how many gradients are done, and of how many.
 
@@ -72,11 +82,12 @@ def attribute(
     model = differentiable(model)
     regions = regions.to(model.device, torch.float32)
     before = torch.cat((ids.new_full((1,), model.config.bos), ids[:-1]))
+    speaker = model if extension is None else Extended(model, extension)
 
     def log_probs_of(features: Tensor) -> Tensor:
         many = len(features)
         boxes = None if regions.boxes is None else regions.boxes.expand(many, -1, -1)
-        log_probs = model(Regions(features, boxes), before.expand(many, -1))
+        log_probs = speaker(Regions(features, boxes), before.expand(many, -1))
         return log_probs.gather(-1, ids.expand(many, -1)[..., None])[..., 0].float()
 
     x = regions.features[0]

@@ -5,7 +5,7 @@ All numbers come from one teacher-forced pass over the caption: what the model w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,12 +13,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from meshcap.caption import Caption
 from meshcap.captioner import Captioner
-from meshcap.decoding.extension import read_back
+from meshcap.decoding.extension import Extension, read_back
 from meshcap.decoding.records import Hypotheses
 from meshcap.decoding.search import Decodable
 from meshcap.errors import MeshcapError
 from meshcap.explain.attribution import STEPS, Attribution, Baseline, Report, attribute, rank_correlation
+from meshcap.names import Reading
 from meshcap.options import CaptionOptions
 from meshcap.regions import Regions
 from meshcap.text import Vocabulary
@@ -51,6 +53,7 @@ class WordExplanation:
     attention: Tensor  # (N,), sums to 1
     levels: Tensor | None = None  # (L,), sums to 1: what each encoder level's gate let pass; None of one level alone
     memory: float | None = None  # 0-1: what slots answered, instead of other regions, in the regions looked at
+    name: Reading | None = None  # where the head for names gave the word
     listened: float | None = None  # 0-1: how far the word listened to what a store remembers
     recalled: Tensor | None = None  # (C,): attention to each of the remembered captions
     attribution: Tensor | None = None  # (N,), in nats, below 0 where a region spoke against the word
@@ -68,6 +71,7 @@ class Explanation:
     confidence: float
     words: tuple[WordExplanation, ...]
     own: bool  # False: a person's sentence
+    shortened: bool  # what was not sure is left out
     best: tuple[tuple[str, float], ...]  # the model's own captions with their confidence, best first
     boxes: Tensor | None  # (N, 4) from 0 to 1 within what was seen
     picture: Image.Image | None = None
@@ -80,6 +84,11 @@ class Explanation:
     padding: Tensor | None = None  # (T,): the part of attention that fell on zeros (`attend_padding`)
     other: dict[str, Tensor] = field(default_factory=dict)  # (T, …) by name, such as groups or memory_reads
     facts: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def names(self) -> list[Reading]:
+        """The names that the caption says and the head for names gave, each once."""
+        return list({one.name.word: one.name for one in self.words if one.name is not None}.values())
 
     @property
     def least(self) -> float:
@@ -98,6 +107,7 @@ class Explanation:
             "caption": self.text,
             "confidence": self.confidence,
             "own": self.own,
+            "shortened": self.shortened,
             "best": [{"caption": text, "confidence": confidence} for text, confidence in self.best],
             "words": [_word_dict(one) for one in self.words],
             "remembered": [{"caption": text, "similarity": similarity} for text, similarity in self.remembered],
@@ -137,8 +147,7 @@ def explain(
     if runners_up < 1:
         raise MeshcapError(f"runners_up is {runners_up}, expected 1 or more")
     regions, shown, window = _seen(captioner, picture)
-    # Every word of the model's own is explained: nothing is left out, and nothing said that its vocabulary lacks.
-    options = replace(options or CaptionOptions(), shorten=False, names=False)
+    options = replace(options or CaptionOptions(), min_confidence=None)
     if options.n == 1:
         options = replace(options, n=min(LISTED, options.search().width))
     hypotheses = captioner.search(regions, options)
@@ -147,18 +156,25 @@ def explain(
     vocabulary = captioner.vocabulary.extended(extension.words if extension else ())
     if caption is not None:
         ids = [*_ids_of(captioner, vocabulary, caption), captioner.model.config.eos]
+        said = dict(enumerate([*vocabulary.decode(ids), END]))
     else:
         ids = hypotheses.ids[0, 0, : int(hypotheses.lengths[0, 0])].tolist()
+        said = _said(captioner, hypotheses, found, options)
     words = torch.tensor(ids, device=captioner.model.device)
     log_probs, seen = _teacher_forced(captioner, hypotheses.speaker or captioner.model, regions, words)
     own = log_probs.gather(-1, words.cpu()[:, None])[:, 0]  # (T,)
-    measured = captioner.calibration
+    measured, confidence = captioner.calibration, found.confidence
+    if caption is not None:
+        confidence = float(own.mean().exp()) if measured is None else measured.apply(own.tolist())
     credit = None
     if attribution:
-        # By the captioner without words for the moment, which reads such a word as another that is used alike.
-        stand_in = torch.tensor(extension.stand_in if extension else (), dtype=torch.long, device=words.device)
-        known = read_back(words, stand_in, len(captioner.vocabulary))
-        credit = attribute(captioner.model, regions, known, baseline=baseline, steps=steps, report=report)
+        credit = _credit(captioner, hypotheses, regions, words, baseline=baseline, steps=steps, report=report)
+    # From here on, of the words that the caption has: it may be shorter than what the search said.
+    places = list(said)
+    log_probs = log_probs[places]
+    seen = {name: tensor if name in ("memory", "patterns") else tensor[places] for name, tensor in seen.items()}
+    credit = credit and credit.of(places)
+    names = _names(captioner, hypotheses, [ids[place] for place in places])
     count = regions.features.shape[1]
     looks = seen["words"]
     config = captioner.model.config
@@ -166,9 +182,12 @@ def explain(
     gates = seen["gates"] if "gates" in seen and seen["gates"].shape[-1] > 1 else None
     return Explanation(
         text=vocabulary.sentence(ids) if caption is not None else found.text,
-        confidence=float(own.mean().exp()) if measured is None else measured.apply(own.tolist()),
-        words=tuple(_words(captioner, vocabulary, ids, log_probs, seen, count, gates, memory, credit, runners_up)),
+        confidence=confidence,
+        words=tuple(
+            _words(captioner, vocabulary, ids, said, names, log_probs, seen, count, gates, memory, credit, runners_up)
+        ),
         own=caption is None,
+        shortened=caption is None and found.shortened,
         best=tuple((one.text, one.confidence) for one in (found, *found.alternatives)),
         boxes=None if regions.boxes is None else regions.boxes[0].float().cpu(),
         picture=shown,
@@ -204,6 +223,36 @@ def _seen(
     width, height = shown.size
     left, top, right, bottom = captioner.vision.preprocess.window(width, height)
     return regions, shown, (left / width, top / height, right / width, bottom / height)
+
+
+def _said(captioner: Captioner, hypotheses: Hypotheses, found: Caption, options: CaptionOptions) -> dict[int, str]:
+    """The words of a caption, and its end, by their places in what the search said."""
+    said = captioner.speaker.spoken(hypotheses, 0, 0, options)
+    said = dict(list(said.items())[: len(found.words)])
+    if found.finished and not found.shortened:
+        said[int(hypotheses.lengths[0, 0]) - 1] = END
+    return said
+
+
+def _names(captioner: Captioner, hypotheses: Hypotheses, ids: Sequence[int]) -> list[Reading | None]:
+    """Of words that the head for names gave, what it saw."""
+    first = len(captioner.vocabulary) + len(hypotheses.recollection.words if hypotheses.recollection else ())
+    if captioner.names is None or all(id < first for id in ids):
+        return [None] * len(ids)
+    words = captioner.vocabulary.extended(hypotheses.extension.words)
+    return [captioner.names.read(hypotheses.named, words.word(id)) if id >= first else None for id in ids]
+
+
+def _credit(captioner: Captioner, hypotheses: Hypotheses, regions: Regions, words: Tensor, **how: Any) -> Attribution:
+    """Of every word that the search said. The share of a name is held as it is.
+
+    With a memory, by the captioner alone, which reads words for the moment as others that are used alike.
+    """
+    extension: Extension | None = hypotheses.extension
+    if extension is not None and hypotheses.recollection is not None:
+        stand_in = torch.tensor(extension.stand_in, dtype=torch.long, device=words.device)
+        words, extension = read_back(words, stand_in, len(captioner.vocabulary)), None
+    return attribute(captioner.model, regions, words, extension=extension, **how)
 
 
 def _remembered(hypotheses: Hypotheses) -> tuple[tuple[str, float], ...]:
@@ -245,6 +294,8 @@ def _words(
     captioner: Captioner,
     vocabulary: Vocabulary,
     ids: Sequence[int],
+    said: Mapping[int, str],
+    names: Sequence[Reading | None],
     log_probs: Tensor,
     seen: dict[str, Tensor],
     regions: int,
@@ -260,9 +311,10 @@ def _words(
         return END if id == eos else vocabulary.word(id)
 
     words = []
-    for t, (id, chances) in enumerate(zip(ids, log_probs.exp(), strict=True)):
+    for t, ((place, word), chances) in enumerate(zip(said.items(), log_probs.exp(), strict=True)):
+        id = ids[place]
         best = chances.topk(min(runners_up, int((chances > 0).sum())))
-        given: dict[str, Any] = {}
+        given: dict[str, Any] = {"name": names[t]}
         if gates is not None:
             shares = gates[t] / gates[t].sum(-1, keepdim=True).clamp_min(1e-9)
             given["levels"] = shares.mean(0)
@@ -278,9 +330,10 @@ def _words(
                 "gap": float(credit.gap[t]),
                 "agreement": rank_correlation(looks[t], credit.regions[t].abs()),
             }
-        rivals = tuple((shown(i), p) for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True))
+        likeliest = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        rivals = tuple((word if i == id else shown(i), p) for i, p in likeliest)
         rank = 1 + int((chances > chances[id]).sum())
-        words.append(WordExplanation(shown(id), id == eos, float(chances[id]), rank, rivals, looks[t], **given))
+        words.append(WordExplanation(word, id == eos, float(chances[id]), rank, rivals, looks[t], **given))
     return words
 
 
@@ -298,6 +351,8 @@ def _facts(captioner: Captioner, regions: Regions, shown: Image.Image | None) ->
 
 def _word_dict(one: WordExplanation) -> dict[str, Any]:
     values = {name: value for name, value in vars(one).items() if value is not None}
+    if one.name is not None:
+        values["name"] = one.name.to_dict()
     values["runners_up"] = [{"word": word, "probability": chance} for word, chance in one.runners_up]
     return {name: _numbers(value) if isinstance(value, Tensor) else value for name, value in values.items()}
 

@@ -174,6 +174,10 @@ def _beside(draw: ImageDraw.ImageDraw, explanation: Explanation, x: int) -> int:
         y += 36
     who = "the model's caption" if explanation.own else "your sentence"
     draw.text((x, y + 2), f"{who}, confidence {100 * explanation.confidence:.0f} %", FAINT, _font(16))
+    if explanation.names:
+        y += 24
+        named = ", ".join(f"{one.word} {100 * one.probability:.0f} %" for one in explanation.names)
+        draw.text((x, y + 2), _fitting(f"names that were seen: {named}", WIDE - x - GAP, 16), FAINT, _font(16))
     others = explanation.best[1:] if explanation.own else explanation.best
     y += 44
     if others:

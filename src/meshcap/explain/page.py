@@ -22,6 +22,7 @@ import meshcap
 from meshcap.explain.explanation import Explanation, WordExplanation
 from meshcap.explain.heatmap import brightest_place, heat_field, overlay
 from meshcap.files import write_text
+from meshcap.names import Reading
 from meshcap.vision.pictures import data_url
 
 LARGE, LITTLE, SHADE = 880, 260, 96  # longer sides in pixels; shades are smooth, and a browser enlarges them well
@@ -130,6 +131,7 @@ def _stage(explanation: Explanation, name: str) -> str:
     buttons = "".join(f'<button type="button" data-kind="{kind}">{label}</button>' for kind, label in kinds.items())
     toggle = f'<div class="toggle" role="group" aria-label="Light shows" hidden>{buttons}</div>'
     who = "the model's caption" if explanation.own else "a sentence given to the model"
+    who += ", shortened" if explanation.shortened else ""
     strongest = max(range(len(explanation.words)), key=lambda at: explanation.words[at].gained or 0)
     return (
         f'<section class="stage" data-first="{strongest}"><div>{picture}{toggle if _drawn(explanation) else ""}</div>'
@@ -182,12 +184,14 @@ def _details(explanation: Explanation, number: int, one: WordExplanation) -> str
     if all(word != one.word for word, _ in rivals):
         rivals.append((one.word, one.probability))
     rows = "".join(
-        f"<li{' class=chosen' if word == one.word else ''}><span>{escape(word)}</span>{_bar(chance)}"
-        f"<span>{percent(chance)}</span></li>"
-        for word, chance in rivals
+        f"<li{' class=chosen' if rival == (one.word, one.probability) else ''}><span>{escape(rival[0])}</span>"
+        f"{_bar(rival[1])}<span>{percent(rival[1])}</span></li>"
+        for rival in rivals
     )
     parts = [f'<ol class="rivals" aria-label="Likeliest words here">{rows}</ol>']
     facts = []
+    if one.name is not None:
+        facts.append(("a name that was seen", _name(one.name)))
     if one.gained is not None:
         facts.append(("the picture", _gain(one.gained)))
     if one.agreement is not None:
@@ -209,6 +213,12 @@ def _details(explanation: Explanation, number: int, one: WordExplanation) -> str
         if name in explanation.other:
             parts.append(_strips(name.replace("_", " "), explanation.other[name][number]))
     return "".join(parts)
+
+
+def _name(read: Reading) -> str:
+    seen = ", ".join(f"{escape(name)} {percent(chance)}" for name, chance in read.names)
+    alone = [name for name, _ in read.names] == [read.word]
+    return f"{escape(read.word)} {percent(read.probability)}" + (f" ({seen})" if seen and not alone else "")
 
 
 def _gain(nats: float) -> str:
