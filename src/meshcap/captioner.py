@@ -265,6 +265,7 @@ class Captioner:
         if names is not None and named is not None:
             extension = names.extension(
                 named, self.vocabulary, but=memory.words if memory else (),
+                where=[not one for one in memory.names] if memory else None,  # a raccoon whose name is known has one
                 must=options.must, must_not=options.must_not,
             )  # fmt: skip
         new = (*(memory.words if memory else ()), *(extension.words if extension else ()))

@@ -338,6 +338,7 @@ class Names:
         vocabulary: Vocabulary,
         *,
         but: Sequence[str] = (),
+        where: Sequence[bool] | None = None,
         must: Sequence[str] = (),
         must_not: Sequence[str] = (),
     ) -> Extension | None:
@@ -347,6 +348,7 @@ class Names:
 
         Args:
             but: words that are left out: something else says them already.
+            where: of each picture, whether it may be named; all may, unless told.
             must: of the options; a name in it may be said whatever its probability.
             must_not: of the options; a name in it is not said, nor its plural unless that is in `must`.
         """
@@ -355,6 +357,8 @@ class Names:
         avoided = {form for phrase in phrases if (form := self._form(phrase, vocabulary)) is not None}
         avoided |= {self.words[one].plural for one in avoided if one in self.words} - asked
         chosen = self.choose(named, avoided)
+        if where is not None:
+            chosen = [one if may else None for one, may in zip(chosen, where, strict=True)]
         new = {self.forms[form] for form in asked if form not in vocabulary}
         receivers, among, rows = list[str](), list[list[int]](), list[list[float]]()
         for word in dict.fromkeys((*(one[0] for one in chosen if one is not None), *sorted(new))):

@@ -68,7 +68,7 @@ class MemoryConfig:
     # from, how similar one must be to be listened to at all, and how like the pictures of a name for that to be said.
     entries: int = 12
     least_similarity: float = 0.0
-    name_similarity: float = 0.87  # `python benchmarks/memory.py names`
+    name_similarity: float = 0.89  # `python benchmarks/memory.py names`
 
     @classmethod
     def of(cls, model: M2, **sizes: Any) -> MemoryConfig:
