@@ -83,6 +83,21 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (one[0] == again[0]).all() and (one[1] == again[1]).all()
 
 
+def test_rows_that_hardly_differ_are_told_apart() -> None:
+    random = np.random.default_rng(0)
+    rows = random.integers(-127, 128, (1, 768)) + random.integers(-1, 2, (400, 768))
+    rows = np.clip(rows, -127, 127).astype(np.int8)
+    rows[7] = rows[3]  # of equal ones, the first
+    norms = norms_of(rows)
+    norms[[11, 300]] = np.inf  # lost
+    query = Query(rows[:2] + random.normal(size=(2, 768)))
+    assert (abs(query.roughly(rows, norms) - query.similarities(rows, norms))[:, norms < np.inf] <= query.slack).all()
+    all_similar = query.similarities(rows, norms)
+    order = np.lexsort((np.broadcast_to(np.arange(400), (2, 400)), -all_similar), axis=1)[:, :12]
+    places, similar = nearest_rows(query, rows, norms, 12)
+    assert (places == order).all() and (similar == np.take_along_axis(all_similar, order, 1)).all()
+
+
 # What every store promises.
 
 
