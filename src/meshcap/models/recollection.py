@@ -156,11 +156,18 @@ def stand_ins(
     before = [[bos, article] if word is None else [bos, *_known(word, vocabulary)] for _, word in places]
     longest = min(max(map(len, before)), model.config.max_length)
     before = [one[-longest:] for one in before]
-    ids = torch.tensor([[*one, *[pad] * (longest - len(one))] for one in before], device=nouns.device)
-    pictures = torch.tensor([picture for picture, _ in places], device=nouns.device)
-    shown = {name: tensor[:, pictures] if name == "levels" else tensor[pictures] for name, tensor in encoded.items()}
-    last = torch.tensor([len(one) - 1 for one in before], device=nouns.device)
-    log_probs = model.read(shown, ids[:, None])[torch.arange(len(places)), 0, last]  # (E, V)
+    pictures = sorted({picture for picture, _ in places})  # each is read once, for all its words
+    asked: list[list[list[int]]] = [[] for _ in pictures]
+    at = []  # of each word: its picture, which of the picture's, and its place
+    for (picture, _), one in zip(places, before, strict=True):
+        mine = asked[pictures.index(picture)]
+        at.append((pictures.index(picture), len(mine), len(one) - 1))
+        mine.append([*one, *[pad] * (longest - len(one))])
+    most = max(map(len, asked))
+    ids = torch.tensor([[*mine, *[[pad] * longest] * (most - len(mine))] for mine in asked], device=nouns.device)
+    some = torch.tensor(pictures, device=nouns.device)
+    shown = {name: tensor.index_select(1 if name == "levels" else 0, some) for name, tensor in encoded.items()}
+    log_probs = model.read(shown, ids)[tuple(torch.tensor(at, device=nouns.device).T)]  # (E, V)
     log_probs[:, [*(vocabulary.id(word) for word in ARTICLES), vocabulary.eos, vocabulary.unk]] = float("-inf")
     after_article = torch.tensor([one[-1] in {vocabulary.id(word) for word in ARTICLES} for one in before])
     only_nouns = after_article.to(nouns.device)[:, None] & bool(nouns.any())
