@@ -131,8 +131,9 @@ def test_each_picture_is_asked_for_its_own_words(pixels) -> None:
     ]
     level = captioner.backend.memory_level()
     encoded = captioner.model.encode(regions)
+    projected = captioner.model.project(encoded)
     together = recollect(near, captioner.vocabulary, level.config)
-    found = dict(zip(together.words, stand_ins(captioner.model, encoded, together, level.nouns)[0], strict=True))
+    found = dict(zip(together.words, stand_ins(captioner.model, projected, together, level.nouns)[0], strict=True))
     for picture in (0, 2):
         alone = recollect([near[picture]], captioner.vocabulary, level.config)
         shown = {name: tensor[:, picture : picture + 1] for name, tensor in encoded.items()}

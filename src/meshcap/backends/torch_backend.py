@@ -184,7 +184,7 @@ class TorchBackend(Backend):
         model, level = self.prepared().model, self.prepared_level()
         if not isinstance(model, M2):
             raise MeshcapError(f"a memory is read by m2, and this model is {model.name!r}: leave the memory out")
-        encoded = model.encode(regions)
+        encoded = model.project(model.encode(regions))
         stand_in, kin = stand_ins(model, encoded, memory, level.nouns)
         found = Remembering(model, level, memory.memories(stand_in, level.config).to(regions.features.device))
         words = Extension(memory.words, tuple(stand_in), proper=memory.proper)

@@ -156,18 +156,20 @@ def stand_ins(
     before = [[bos, article] if word is None else [bos, *_known(word, vocabulary)] for _, word in places]
     longest = min(max(map(len, before)), model.config.max_length)
     before = [one[-longest:] for one in before]
-    pictures = sorted({picture for picture, _ in places})  # each is read once, for all its words
-    asked: list[list[list[int]]] = [[] for _ in pictures]
-    at = []  # of each word: its picture, which of the picture's, and its place
-    for (picture, _), one in zip(places, before, strict=True):
-        mine = asked[pictures.index(picture)]
-        at.append((pictures.index(picture), len(mine), len(one) - 1))
-        mine.append([*one, *[pad] * (longest - len(one))])
-    most = max(map(len, asked))
-    ids = torch.tensor([[*mine, *[[pad] * longest] * (most - len(mine))] for mine in asked], device=nouns.device)
-    some = torch.tensor(pictures, device=nouns.device)
-    shown = {name: tensor.index_select(1 if name == "levels" else 0, some) for name, tensor in encoded.items()}
-    log_probs = model.read(shown, ids)[tuple(torch.tensor(at, device=nouns.device).T)]  # (E, V)
+    # Words that begin alike, as two of one caption, are read together.
+    asked: list[list[list[int]]] = [[] for _ in recollection.captions]  # of each picture
+    at = torch.empty(len(places), 3, dtype=torch.long)  # of each word: its picture, what was asked of that, the place
+    for word in sorted(range(len(places)), key=lambda word: -len(before[word])):
+        picture, begun = places[word][0], before[word]
+        rows = asked[picture]
+        row = next((row for row, one in enumerate(rows) if one[: len(begun)] == begun), len(rows))
+        rows += [begun] if row == len(rows) else []
+        at[word] = torch.tensor((picture, row, len(begun) - 1))
+    ids = torch.full((len(asked), max(map(len, asked)), longest), pad)
+    for picture, rows in enumerate(asked):
+        for row, begun in enumerate(rows):
+            ids[picture, row, : len(begun)] = torch.tensor(begun)
+    log_probs = model.read(encoded, ids.to(nouns.device))[tuple(at.to(nouns.device).T)]  # (E, V)
     log_probs[:, [*(vocabulary.id(word) for word in ARTICLES), vocabulary.eos, vocabulary.unk]] = float("-inf")
     after_article = torch.tensor([one[-1] in {vocabulary.id(word) for word in ARTICLES} for one in before])
     only_nouns = after_article.to(nouns.device)[:, None] & bool(nouns.any())
