@@ -290,7 +290,7 @@ class Captioner:
             warnings.warn(UNREAD, stacklevel=6)
             return None
         config = own.memory_level().config
-        found = self.memory.nearest(self.embed(regions), config.entries)
+        found = self.memory.nearest(own.embed(regions), config.entries)
         return recollect(found, self.vocabulary, config)
 
     def embed(self, regions: Regions) -> torch.Tensor:

@@ -349,7 +349,7 @@ class FolderStore(Store):
         return self._now.settings.width
 
     def __len__(self) -> int:
-        return int((self._refresh().offsets >= 0).sum())
+        return int(np.count_nonzero(self._refresh().offsets >= 0))
 
     def __repr__(self) -> str:
         return f"FolderStore({str(self.folder)!r}, {len(self):,} entries)"

@@ -288,7 +288,9 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """Teacher-forced: ids (B, S, T) -> log-probabilities (B, S, T, V) of the word after each.
 
-        `projected`: what `M2.project` made of the levels, so that it is not made again. Captions are padded on the right, and a causal mask hides what comes later: padding needs no mask of its own.
+        `projected`: what `M2.project` made of the levels, so that it is not made again.
+
+        Captions are padded on the right, and a causal mask hides what comes later: padding needs no mask of its own.
         """
         pictures, captions, length = ids.shape
         y = self.words(ids) + self.positions[1 : length + 1]  # (B, S, T, D)

@@ -364,7 +364,8 @@ class Listening:
             return torch.logaddexp(own.clamp_min(-60) + keep, take)
         # Only the words of memory get more than (1 - g) p; a word that is there several times gets the same each time.
         ids = ids[:, None].expand_as(weights)
-        mixed = F.pad(log_probs, (0, self.words), value=float("-inf")) + (1 - switch).log()
+        mixed = log_probs + (1 - switch).log()
+        mixed = F.pad(mixed, (0, self.words), value=float("-inf")) if self.words else mixed
         copied = torch.zeros_like(mixed).scatter_add_(-1, ids, weights).gather(-1, ids)
         return mixed.scatter_(-1, ids, torch.logaddexp(mixed.gather(-1, ids), (switch * copied).log()))
 
@@ -492,11 +493,11 @@ def pack_memories(
     """Captions of each picture, as (ids, similarity, rank), padded to equal shapes; the first `most` of each."""
     longest = min(LONGEST, max((len(ids) for one in captions for ids, _, _ in one), default=1) or 1)
     count = max(1, min(most, max(map(len, captions), default=1)))
-    found = torch.full((len(captions), count, longest), pad)
-    similarity, rank = torch.zeros(len(captions), count), torch.zeros(len(captions), count, dtype=torch.long)
-    for row, picture in enumerate(captions):
-        for place, (ids, near, at) in enumerate(picture[:count]):
-            cut = list(ids)[:longest]
-            found[row, place, : len(cut)] = torch.tensor(cut, dtype=torch.long)
-            similarity[row, place], rank[row, place] = near, at
-    return Memories(found, similarity, rank, torch.tensor(list(stand_in), dtype=torch.long))
+    rows = [[*picture[:count], *[((), 0.0, 0)] * (count - len(picture))] for picture in captions]
+    found = [[[*ids[:longest], *[pad] * (longest - len(ids))] for ids, _, _ in row] for row in rows]
+    return Memories(
+        torch.tensor(found, dtype=torch.long),
+        torch.tensor([[near for _, near, _ in row] for row in rows], dtype=torch.float32),
+        torch.tensor([[at for _, _, at in row] for row in rows], dtype=torch.long),
+        torch.tensor(list(stand_in), dtype=torch.long),
+    )
