@@ -87,7 +87,7 @@ class Query:
         return self._cosines(_products(self.parts[: self.count], rows), norms)
 
     def _cosines(self, products: np.ndarray, norms: np.ndarray) -> np.ndarray:
-        cosines = products * self.scale
+        cosines = np.multiply(products, self.scale, dtype=np.float32)
         cosines /= norms
         if len(missing := np.flatnonzero(np.isinf(norms))):
             cosines[:, missing] = -np.inf

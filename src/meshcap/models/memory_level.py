@@ -156,6 +156,21 @@ class FoldedReader(Reader):
         return told, opened
 
 
+class Switch(nn.Linear):
+    """A map to one number from several parts, which are known at different times."""
+
+    def __init__(self, parts: Sequence[int]):
+        super().__init__(sum(parts), 1)
+        self.parts = tuple(parts)
+
+    def weights(self) -> tuple[Tensor, ...]:
+        return self.weight.split(self.parts, -1)
+
+    def part(self, index: int, x: Tensor) -> Tensor:
+        """What a part x (…, n) adds, (…)."""
+        return F.linear(x, self.weights()[index])[..., 0]
+
+
 def joined(*maps: nn.Linear) -> nn.Linear:
     """One map that gives what several give, one after the other; all of them have a bias, or none."""
     bias = maps[0].bias is not None
@@ -192,7 +207,7 @@ class MemoryLevel(nn.Module):
         self.pointer_query = nn.Linear(d, config.d_pointer)
         self.pointer_key = nn.Linear(d, config.d_pointer)
         self.agree = nn.Parameter(torch.tensor([0.5]))  # how far pointing follows what the model itself would say
-        self.switch = nn.Linear(d + config.d_pointer + 2 + len(CENTRES), 1)
+        self.switch = Switch((d, config.d_pointer + 1, 1, len(CENTRES)))
         nn.init.normal_(self.rank.weight, std=0.02)
         nn.init.zeros_(self.switch.weight)
         nn.init.constant_(self.switch.bias, -4.0)  # nothing is copied at first
@@ -230,7 +245,7 @@ class MemoryLevel(nn.Module):
         x = x.unflatten(0, (pictures, captions)).flatten(1, 2)  # (B, N, D)
         real = real.flatten(1)
         keys, values = (split_heads(half, self.config.heads) for half in self.key_value(x).chunk(2, -1))
-        pointer = self.pointer_key(x)
+        pointer, marks = self.pointer_key(x), new.flatten(1)[..., None].to(dtype)
         present = real.any(-1)[:, None, None].to(dtype)  # (B, 1, 1)
         nothing = self.nothing.to(keys.dtype)[:, None].expand(-1, pictures, -1, -1, -1)
         keys, values = torch.cat((keys, nothing[0]), 2), torch.cat((values, nothing[1]), 2)
@@ -245,11 +260,11 @@ class MemoryLevel(nn.Module):
                 :, None, None
             ],
             PREFIX + "pointer": pointer,  # (B, N, P)
-            PREFIX + "pointed": torch.cat((pointer, new.flatten(1)[..., None].to(dtype)), -1),  # (B, N, P + 1)
+            PREFIX + "told": self.switch.part(1, torch.cat((pointer, marks), -1)).float(),  # (B, N)
             PREFIX + "real": real,
             PREFIX + "ids": ids.flatten(1),
             PREFIX + "known": known.flatten(1),
-            PREFIX + "near": near,
+            PREFIX + "near": (self.switch.part(3, near) + self.switch.bias).float(),  # (B, 1)
             PREFIX + "gates": torch.stack([self.reader(index).gate_near(near) for index in range(len(self.readers))]),
             PREFIX + "present": present,
             PREFIX + "stand_in": stand_in,
@@ -259,8 +274,8 @@ class MemoryLevel(nn.Module):
         """Get ready to be searched with and do nothing else."""
         self.readers = nn.ModuleList(FoldedReader(one) if type(one) is Reader else one for one in self.readers)
 
-    def lay_out(self, encoded: State, width: int) -> State:
-        """What `encode` gave as a search of `width` hypotheses reads it fastest on a CPU.
+    def lay_out(self, encoded: State) -> State:
+        """What `encode` gave as a search on a CPU reads it fastest.
 
         Words that are padding in all pictures are left out, and small products are those of float32, whose kernels
         begin sooner. On a GPU shapes stay, for steps that are captured.
@@ -270,11 +285,10 @@ class MemoryLevel(nn.Module):
             return encoded
         at = real.any(0).nonzero()[:, 0]
         with_nothing = F.pad(at, (0, 1), value=real.shape[1])
-        found = encoded | {PREFIX + "near": encoded[PREFIX + "near"].repeat(1, width, 1)}
-        for name in ("real", "ids", "known"):
+        found = dict(encoded)
+        for name in ("real", "ids", "known", "told"):
             found[PREFIX + name] = encoded[PREFIX + name].index_select(1, at)
-        for name in ("pointer", "pointed"):
-            found[PREFIX + name] = encoded[PREFIX + name].index_select(1, at).float()
+        found[PREFIX + "pointer"] = encoded[PREFIX + "pointer"].index_select(1, at).float()
         for name in ("keys", "values"):
             found[PREFIX + name] = encoded[PREFIX + name].index_select(2, with_nothing).float()
         found[PREFIX + "mask"] = encoded[PREFIX + "mask"].index_select(3, with_nothing).float()
@@ -291,16 +305,15 @@ class MemoryLevel(nn.Module):
         query = self.pointer_query(y)
         known = state[PREFIX + "known"][:, None].expand(-1, y.shape[1], -1)
         model = log_probs.gather(-1, known).clamp_min(LEAST_LOG)  # (B, Q, N)
-        scores = (query.to(keys.dtype) @ keys.transpose(1, 2)).float() / query.shape[-1] ** 0.5
-        scores = scores + self.agree.float() * model
+        scores = (query.to(keys.dtype) @ keys.transpose(1, 2)).float()
+        scores = torch.add(self.agree.float() * model, scores, alpha=query.shape[-1] ** -0.5)
         if real is not None:
             scores = scores.masked_fill(~real[:, None], -1e4)
         weights = scores.softmax(-1)
-        told = (weights.to(keys.dtype) @ state[PREFIX + "pointed"]).to(y.dtype)  # (B, Q, P + 1)
-        said = (weights * model.exp()).sum(-1, keepdim=True).to(y.dtype)
-        near = state[PREFIX + "near"].expand(-1, y.shape[1], -1)
-        switch = self.switch(torch.cat((y, told, said, near), -1)).float().sigmoid()
-        return weights, switch.clamp(1e-6, 1 - 1e-6) * state[PREFIX + "present"].float()
+        told = torch.addcmul(state[PREFIX + "told"][:, None], model.exp(), self.switch.weights()[2].float())
+        near = self.switch.part(0, y).float() + state[PREFIX + "near"]  # (B, Q)
+        switch = (near + (weights * told).sum(-1)).sigmoid().clamp(1e-6, 1 - 1e-6)[..., None]
+        return weights, switch * state[PREFIX + "present"].float()
 
     def save(self, path: str | Path, bits: Bits = 8) -> None:
         """Write the weights as a safetensors file, and the sizes as JSON beside it."""
@@ -412,7 +425,7 @@ class Remembering:
     def start(self, encoded: State, *, width: int, length: int) -> State:
         own = {name: tensor for name, tensor in encoded.items() if name.startswith(PREFIX)}
         rest = {name: tensor for name, tensor in encoded.items() if name not in own}
-        return self.model.start(rest, width=width, length=length) | self.level.lay_out(own, width)
+        return self.model.start(rest, width=width, length=length) | self.level.lay_out(own)
 
     def step(self, ids: Tensor, state: State) -> Tensor:
         known = known_ids(ids, state[PREFIX + "stand_in"], self.model.config.vocab_size)
