@@ -134,6 +134,8 @@ def test_searching_what_was_said(kept: Store) -> None:
     assert [one.id for one in kept.find("Beach")] == [3, 1]
     assert [one.id for one in kept.find("rex beach")] == [3]
     assert [one.id for one in kept.find("rex", limit=1)] == [3]
+    kept.add(vectors(1), [Entry(('say "AH\\BÉ" to Straße',))])
+    assert [one.id for one in kept.find('"ah\\bé" STRASSE')] == [4] and not kept.find("captions")
 
 
 @pytest.mark.parametrize(

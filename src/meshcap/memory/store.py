@@ -382,6 +382,19 @@ class FolderStore(Store):
             if entry is not None:
                 yield entry
 
+    def find(self, text: str, limit: int = 10) -> list[Entry]:
+        now, words = self._refresh(), text.casefold().split()
+        written = [json.dumps(word, ensure_ascii=False)[1:-1] for word in words]
+        found: list[Entry] = []
+        for row in np.flatnonzero(now.offsets >= 0)[::-1].tolist():
+            if len(found) >= limit:
+                break
+            said = self._bytes(now, row).decode("utf-8", "replace").casefold()
+            if all(word in said for word in written):  # most are left out before their JSON is parsed
+                entry = self._read(now, row)[0]
+                found += [entry] if entry is not None and _says(entry, words) else []
+        return found
+
     def check(self) -> list[str]:
         """Read everything; returns what is lost, a line each."""
         now = self._refresh()
@@ -495,9 +508,15 @@ class FolderStore(Store):
     def _read(self, now: _Snapshot, row: int) -> tuple[Entry | None, int]:
         """An entry, None where it says nothing that `add` would have written, and the checksum of its vector."""
         assert now.log is not None
+        _, _, _, id, _, checksum = FRAME.unpack_from(now.log, int(now.offsets[row]))
+        return _said(self._bytes(now, row), id), checksum
+
+    def _bytes(self, now: _Snapshot, row: int) -> bytes:
+        """The JSON of an entry."""
+        assert now.log is not None
         offset = int(now.offsets[row])
-        _, length, _, id, _, checksum = FRAME.unpack_from(now.log, offset)
-        return _said(now.log[offset + FRAME.size : offset + FRAME.size + length], id), checksum
+        length = FRAME.unpack_from(now.log, offset)[1]
+        return now.log[offset + FRAME.size : offset + FRAME.size + length]
 
     def _entry(self, now: _Snapshot, row: int) -> Entry | None:
         """An entry whose vector is whole; one that is not is lost from now on."""
