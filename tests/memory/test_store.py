@@ -539,6 +539,10 @@ def test_an_index_of_usearch(tmp_path: Path) -> None:
     for one in (kept, other):
         one.add(vectors(1, seed=9), [Entry(("after the index",), time=1.0)])
     assert kept.nearest(vectors(1, seed=9), 1) == other.nearest(vectors(1, seed=9), 1)
+    added: list[int] = []
+    assert kept.build_index(always=True, progress=added.append) and added == [1]  # it grows
+    again = kept.nearest(asked, 10)
+    assert np.mean([len(set(a) & set(b)) / 10 for a, b in zip(again, exact, strict=True)]) > 0.9
     index = file_of(tmp_path / "m", "index")
     content = index.read_bytes()
     index.write_bytes(content[: len(content) // 2])  # damaged: all are compared
@@ -546,3 +550,10 @@ def test_an_index_of_usearch(tmp_path: Path) -> None:
     kept.forget([5])
     other.forget([5])
     assert not list((tmp_path / "m").glob("index-*")) and kept.nearest(asked, 10) == other.nearest(asked, 10)
+
+    def meanwhile(_: int) -> None:
+        """Another process adds, and forgets what the index is being made of."""
+        assert FolderStore(tmp_path / "m").add(vectors(1), entries(1)) and FolderStore(tmp_path / "m").forget([6])
+
+    assert not kept.build_index(always=True, progress=meanwhile)
+    assert not list((tmp_path / "m").glob("index-*")) and len(kept) == 3000

@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -181,7 +182,10 @@ def _nearer(
 
 
 class UsearchIndex:
-    """A graph of neighbours (HNSW) in one file, made of the rows by `build`. Rows added later are not in it."""
+    """A graph of neighbours (HNSW) in one file, made of the rows by `build`. Rows added later are not in it.
+
+    A row is linked to those before it, a millisecond of one core each: a large index grows, and is not made again.
+    """
 
     def __init__(self, path: Path, width: int):
         usearch = need_usearch()
@@ -205,15 +209,26 @@ class UsearchIndex:
         return found
 
     @staticmethod
-    def build(rows: np.ndarray, path: Path, *, threads: int = 0, progress: Callable[[int], Any] | None = None) -> None:
+    def build(
+        rows: np.ndarray, known: Path | None = None, *, threads: int = 0, progress: Callable[[int], Any] | None = None
+    ) -> Callable[[Path], None]:
+        """What writes an index of all rows into a file. Those that the file `known` has are not added again."""
         usearch = need_usearch()
-        index = usearch.Index(ndim=rows.shape[1], metric="cos", dtype="i8")
-        for start in range(0, len(rows), BLOCK // 8):
+        make = partial(usearch.Index, ndim=rows.shape[1], metric="cos", dtype="i8")
+        index = make()
+        if known is not None:
+            try:
+                index.load(os.fspath(known))
+            except Exception:  # whatever the library raises for a damaged file
+                index = make()
+        if len(index) > len(rows):
+            index = make()
+        for start in range(len(index), len(rows), BLOCK // 8):
             part = np.ascontiguousarray(rows[start : start + BLOCK // 8])
             index.add(np.arange(start, start + len(part), dtype=np.uint64), part, threads=threads)
             if progress is not None:
                 progress(len(part))
-        index.save(os.fspath(path))
+        return lambda path: index.save(os.fspath(path))
 
 
 def need_usearch() -> Any:

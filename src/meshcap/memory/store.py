@@ -602,15 +602,22 @@ class FolderStore(Store):
         self._remove_old()
 
     def build_index(self, *, always: bool = False, progress: Callable[[int], Any] | None = None) -> bool:
-        """Make the index of the engine usearch again, where enough rows are not in it; whether it was made."""
+        """Add what is missing to the index of the engine usearch, where enough rows are; whether it was done.
+
+        Others read and write meanwhile.
+        """
         if self.settings.engine != "usearch":
             return False
+        now = self._refresh()
+        covered = 0 if now.graph is None else now.graph.covered
+        if not now.rows or (not always and now.rows - covered < max(NOT_INDEXED, covered // 10)):
+            return False
+        path = self._path("index", now.settings.generation)
+        write = UsearchIndex.build(now.vectors, path if covered else None, progress=progress)
         with self._lock, _writing(self.folder):
-            now = self._refresh()
-            covered = 0 if now.graph is None else now.graph.covered
-            if not now.rows or (not always and now.rows - covered < max(NOT_INDEXED, covered // 10)):
-                return False
-            write_file(self._path("index"), lambda part: UsearchIndex.build(now.vectors, part, progress=progress))
+            if self._refresh().settings.generation != now.settings.generation:
+                return False  # something was forgotten, and may be in it
+            write_file(path, write)
             self._refresh()
         return True
 
