@@ -30,7 +30,7 @@ TABLE = "memory"
 KEY = b"meshcap"  # of the settings in the table's schema
 COLUMNS = ["id", "time", "said"]
 TRIES = 10  # where other writers came between
-PROBES, REFINE = 40, 4  # parts of an index that are searched, and how many times k are compared exactly
+PROBES, REFINE = 200, 4  # parts of an index that are searched, and how many times k are compared exactly
 SPARE = 8  # more than k are asked for: Lance's own rounding may change the order
 
 
