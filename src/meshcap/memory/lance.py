@@ -168,7 +168,9 @@ class LanceStore(Store):
                     self.table.drop_index(index.name)
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # that others may be reading: they read again
-                    self.table.optimize(cleanup_older_than=timedelta(0), delete_unverified=True)
+                    self._commit(
+                        partial(self.table.optimize, cleanup_older_than=timedelta(0), delete_unverified=True)
+                    )
         return gone
 
     def _commit(self, work: Callable[[], Any]) -> None:
