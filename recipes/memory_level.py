@@ -66,6 +66,7 @@ from meshcap.data.read import read_dataset
 from meshcap.data.workers import parallel_map, write_square
 from meshcap.decoding import Beam, Graphs, Greedy, Rules, Sampling, Strategy, decode
 from meshcap.folders import CENTRE
+from meshcap.metrics.hallucination import Synonyms
 from meshcap.metrics.reward import CiderReward
 from meshcap.metrics.reward_objects import ObjectReward
 from meshcap.models.memory_level import Memories, MemoryConfig, MemoryLevel, Remembering, picture_vectors
@@ -90,6 +91,8 @@ WAYS = {"12x1": (12, 1), "6x2": (6, 2), "4x3": (4, 3), "3x4": (3, 4), "1x5": (1,
 LEAST = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)  # similarities of which the least that is read is chosen
 AFTER_NOUNS = "in on with and is are that next near standing sitting at of by , .".split()
 NO_THINGS = "top front back side it other one lot couple group bunch pair ground two".split()
+NO_NOUNS = """black orange dark cold wild bad late fair right last plain fenced filed boxed peaceful interior exterior
+    """.split()  # "a black and white dog"
 
 
 # Preparing.
@@ -111,7 +114,8 @@ def caption_table(samples: Sequence[Sample], vocabulary: Vocabulary) -> np.ndarr
 
 
 def nouns(ids: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
-    """Which words name things (V,): those that often stand between an article and what follows a noun."""
+    """Which words name things (V,): those that often stand between an article and what follows a noun, and COCO's
+    objects."""
     flat = ids.reshape(-1, ids.shape[-1]).astype(np.int64)
     count = np.bincount(flat.ravel(), minlength=len(vocabulary))
     article = np.isin(flat, [vocabulary.id(word) for word in ("a", "an", "the")])
@@ -120,7 +124,9 @@ def nouns(ids: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
     np.add.at(hits, flat[:, 1:-1][article[:, :-2] & after[:, 2:]], 1)
     found = (count >= 30) & (hits / np.maximum(count, 1) > 0.12)
     special = (vocabulary.unk, vocabulary.pad, vocabulary.bos, vocabulary.eos)
-    found[[*special, *(vocabulary.id(word) for word in NO_THINGS)]] = False
+    objects = (phrase[0] for phrase, object in Synonyms.ours().phrases.items() if object and len(phrase) == 1)
+    found[[vocabulary.id(word) for word in objects]] = True
+    found[[*special, *(vocabulary.id(word) for word in (*NO_THINGS, *NO_NOUNS))]] = False
     return found
 
 

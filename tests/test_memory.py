@@ -7,10 +7,11 @@ import pytest
 import torch
 
 import tiny_captioner
+from meshcap.backends.packed import can_pack
 from meshcap.captioner import Captioner
 from meshcap.errors import MeshcapError
 from meshcap.models.memory_level import MemoryConfig, MemoryLevel
-from meshcap.models.recollection import recollect
+from meshcap.models.recollection import recollect, stand_ins
 
 SMALL = {"d_head": 8, "reader_head": 4, "d_ff": 12, "d_pointer": 8, "captions": 4, "entries": 4}
 
@@ -86,6 +87,67 @@ def test_nothing_near_is_as_before(pixels, store) -> None:
     before = captioner.describe(regions, n=3)
     captioner.memory = store
     assert captioner.describe(regions, n=3) == before
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("optimized", [False, True])
+def test_prepared_for_inference_it_says_the_same(pixels, dtype: str, optimized: bool) -> None:
+    """Weights that are joined and laid out, memories without padding: the captions of the plain level."""
+    if dtype != "float32" and not can_pack(getattr(torch, dtype)):
+        pytest.skip("torch without such kernels")
+    captioner, plain = build(copies=0.0), build(copies=0.0)
+    for one in (captioner, plain):
+        with torch.no_grad():
+            torch.manual_seed(1)
+            for reader in one.backend.level.readers:
+                reader.output.weight.normal_(std=0.5)
+                reader.gate_near.weight.normal_()
+        one.memory = Shelf(
+            Entry(0.9, ("an okapi on the grass with Rex",), ("Rex",)), Entry(0.7, ("a red dog", "zorbs"))
+        )
+    captioner.to(dtype=dtype)
+    captioner.backend.prepare = True
+    if optimized:
+        captioner.optimize()
+    for some in (pixels, pixels[:1]):
+        found, expected = (one.search(one.see(some), n=3, attention=True) for one in (captioner, plain))
+        if dtype == "float32":
+            assert torch.equal(found.ids, expected.ids)
+            torch.testing.assert_close(found.scores, expected.scores, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(found.attention, expected.attention, atol=1e-5, rtol=1e-4)
+        else:
+            same = (found.ids[:, 0] == expected.ids[:, 0]).all(-1)
+            torch.testing.assert_close(found.scores[:, 0][same], expected.scores[:, 0][same], atol=0.5, rtol=0.1)
+    level = captioner.backend.prepared_level()
+    assert level is captioner.backend.prepared_level()  # made once
+    assert not any(type(one) is torch.nn.Linear for one in level.modules())
+    assert (level is captioner.backend.level) == optimized
+    if not optimized:  # a level that has changed is laid out again
+        with torch.no_grad():
+            captioner.backend.level.switch.bias.add_(1)
+        assert captioner.backend.prepared_level() is not level
+
+
+def test_each_picture_is_asked_for_its_own_words(pixels) -> None:
+    """Stand-ins of several pictures with several words each are those of each picture alone."""
+    captioner = build()
+    regions = captioner.see([*pixels, pixels[0][:, ::-1]])
+    near = [
+        [Entry(0.9, ("an okapi on the zorb",)), Entry(0.8, ("a red qilin with Rex",), ("Rex",))],
+        [],
+        [Entry(0.9, ("a horse in snow",))],
+    ]
+    level = captioner.backend.memory_level()
+    encoded = captioner.model.encode(regions)
+    projected = captioner.model.project(encoded)
+    together = recollect(near, captioner.vocabulary, level.config, [likenesses(one) for one in near])
+    found = dict(zip(together.words, stand_ins(captioner.model, projected, together, level.nouns)[0], strict=True))
+    for picture in (0, 2):
+        alone = recollect([near[picture]], captioner.vocabulary, level.config, [likenesses(near[picture])])
+        shown = {name: tensor[:, picture : picture + 1] for name, tensor in encoded.items()}
+        for word, id in zip(alone.words, stand_ins(captioner.model, shown, alone, level.nouns)[0], strict=True):
+            assert found.pop(word) == id
+    assert not found
 
 
 def test_a_name_takes_the_place_of_its_kind(pixels) -> None:

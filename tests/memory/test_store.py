@@ -83,6 +83,21 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (one[0] == again[0]).all() and (one[1] == again[1]).all()
 
 
+def test_rows_that_hardly_differ_are_told_apart() -> None:
+    random = np.random.default_rng(0)
+    rows = random.integers(-127, 128, (1, 768)) + random.integers(-1, 2, (400, 768))
+    rows = np.clip(rows, -127, 127).astype(np.int8)
+    rows[7] = rows[3]  # of equal ones, the first
+    norms = norms_of(rows)
+    norms[[11, 300]] = np.inf  # lost
+    query = Query(rows[:2] + random.normal(size=(2, 768)))
+    all_similar, there = query.similarities(rows, norms), norms < np.inf
+    assert (abs(query.roughly(rows, norms)[:, there] - all_similar[:, there]) <= query.slack).all()
+    order = np.lexsort((np.broadcast_to(np.arange(400), (2, 400)), -all_similar), axis=1)[:, :12]
+    places, similar = nearest_rows(query, rows, norms, 12)
+    assert (places == order).all() and (similar == np.take_along_axis(all_similar, order, 1)).all()
+
+
 # What every store promises.
 
 
@@ -162,6 +177,8 @@ def test_searching_what_was_said(kept: Store) -> None:
     assert [one.id for one in kept.find("Beach")] == [3, 1]
     assert [one.id for one in kept.find("rex beach")] == [3]
     assert [one.id for one in kept.find("rex", limit=1)] == [3]
+    kept.add(vectors(1), [Entry(('say "AH\\BÉ" to Straße',))])
+    assert [one.id for one in kept.find('"ah\\bé" STRASSE')] == [4] and not kept.find("captions")
 
 
 @pytest.mark.parametrize(
@@ -565,6 +582,10 @@ def test_an_index_of_usearch(tmp_path: Path) -> None:
     for one in (kept, other):
         one.add(vectors(1, seed=9), [Entry(("after the index",), time=1.0)])
     assert kept.nearest(vectors(1, seed=9), 1) == other.nearest(vectors(1, seed=9), 1)
+    added: list[int] = []
+    assert kept.build_index(always=True, progress=added.append) and added == [1]  # it grows
+    again = kept.nearest(asked, 10)
+    assert np.mean([len(set(a) & set(b)) / 10 for a, b in zip(again, exact, strict=True)]) > 0.9
     index = file_of(tmp_path / "m", "index")
     content = index.read_bytes()
     index.write_bytes(content[: len(content) // 2])  # damaged: all are compared
@@ -572,3 +593,10 @@ def test_an_index_of_usearch(tmp_path: Path) -> None:
     kept.forget([5])
     other.forget([5])
     assert not list((tmp_path / "m").glob("index-*")) and kept.nearest(asked, 10) == other.nearest(asked, 10)
+
+    def meanwhile(_: int) -> None:
+        """Another process adds, and forgets what the index is being made of."""
+        assert FolderStore(tmp_path / "m").add(vectors(1), entries(1)) and FolderStore(tmp_path / "m").forget([6])
+
+    assert not kept.build_index(always=True, progress=meanwhile)
+    assert not list((tmp_path / "m").glob("index-*")) and len(kept) == 3000

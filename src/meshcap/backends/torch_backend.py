@@ -39,6 +39,7 @@ from meshcap.vision import Preprocess, Vision, load_vision
 from meshcap.weights import read_weights, save_weights
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
+Weights = tuple[tuple[int, int], ...]  # where weights lie and how often they were changed
 
 
 class Prepared(NamedTuple):
@@ -46,7 +47,7 @@ class Prepared(NamedTuple):
 
     model: CaptionModel
     vision: Vision | None
-    made_of: tuple[tuple[int, int], ...]
+    made_of: Weights
 
 
 class TorchBackend(Backend):
@@ -73,6 +74,7 @@ class TorchBackend(Backend):
         self.source: tuple[str | Path, dict[str, Any]] | None = None  # where the model came from
         self._in_files: bool | None = None  # whether the model came with what reads a memory
         self._prepared: Prepared | None = None
+        self._prepared_level: tuple[MemoryLevel, Weights] | None = None  # what reads a memory, and what it was made of
         self._fingerprint: str | None = None  # of what was optimized in place
         self._lock = threading.Lock()
 
@@ -179,10 +181,10 @@ class TorchBackend(Backend):
     @torch.no_grad()
     def remembering(self, regions: Regions, memory: Recollection) -> tuple[Decodable, State, Extension]:
         """The model with what is remembered of these pictures, the pictures as it encodes them, and its new words."""
-        model, level = self.prepared().model, self.memory_level()
+        model, level = self.prepared().model, self.prepared_level()
         if not isinstance(model, M2):
             raise MeshcapError(f"a memory is read by m2, and this model is {model.name!r}: leave the memory out")
-        encoded = model.encode(regions)
+        encoded = model.project(model.encode(regions))
         stand_in, kin = stand_ins(model, encoded, memory, level.nouns)
         found = Remembering(model, level, memory.memories(stand_in, level.config).to(regions.features.device))
         words = Extension(memory.words, tuple(stand_in), proper=memory.proper)
@@ -234,8 +236,10 @@ class TorchBackend(Backend):
                     raise MeshcapError(f"this model has no {MEMORY}, which reads a memory: it can recall, no more")
                 find_file(self.source[0], MEMORY_CONFIG, **self.source[1])  # beside it
                 self.level = MemoryLevel.load(path)
-            weight = next(self.model.parameters())
-            return self.level.to(weight.device, weight.dtype)
+            weight, own = next(self.model.parameters()), self.level.new
+            if (own.device, own.dtype) != (weight.device, weight.dtype):
+                self.level.to(weight.device, weight.dtype)
+            return self.level
 
     @torch.no_grad()
     def score(self, seen: Regions, ids: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -286,6 +290,23 @@ class TorchBackend(Backend):
                 self._prepared = Prepared(model, vision, now)
             return self._prepared
 
+    def prepared_level(self) -> MemoryLevel:
+        """What reads a memory, as inference runs it: see `prepared`.
+
+        Raises:
+            MeshcapError: the model has none.
+        """
+        level = self.memory_level()
+        if not (self.optimized or self.prepare) or self.device.type != "cpu":
+            return level
+        with self._lock:
+            if self._prepared_level is None or self._prepared_level[1] != _weights_of(level):
+                found = level if self.optimized else _sharing_copy(level)
+                found.fold()
+                pack(found, int8=self.int8)
+                self._prepared_level = found, _weights_of(level)
+            return self._prepared_level[0]
+
     def optimize(self) -> None:
         with self._lock:
             if self.optimized:
@@ -326,12 +347,13 @@ class TorchBackend(Backend):
             raise MeshcapError(f"this captioner was optimized in place and cannot be {purpose}: load it again")
 
     def _forget(self) -> None:
-        self._prepared, self.graphs, self._lock = None, Graphs(), threading.Lock()
+        self._prepared, self._prepared_level, self.graphs, self._lock = None, None, Graphs(), threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles: the model and the vision, nothing that was made of them."""
         self.expect_plain("copied")
-        return {name: value for name, value in vars(self).items() if name not in ("_prepared", "graphs", "_lock")}
+        made = ("_prepared", "_prepared_level", "graphs", "_lock")
+        return {name: value for name, value in vars(self).items() if name not in made}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -352,8 +374,7 @@ def _release_memory() -> None:
         trim(0)
 
 
-def _weights_of(*modules: nn.Module | None) -> tuple[tuple[int, int], ...]:
-    """Where the weights lie and how often they were changed."""
+def _weights_of(*modules: nn.Module | None) -> Weights:
     return tuple((p.data_ptr(), p._version) for module in modules if module is not None for p in module.parameters())
 
 

@@ -31,7 +31,7 @@ KEY = b"meshcap"  # of the settings in the table's schema
 COLUMNS = ["id", "time", "said"]
 NAMED = """said LIKE '%"names": ["%'"""  # entries with names
 TRIES = 10  # where other writers came between
-PROBES, REFINE = 40, 4  # parts of an index that are searched, and how many times k are compared exactly
+PROBES, REFINE = 200, 4  # parts of an index that are searched, and how many times k are compared exactly
 SPARE = 8  # more than k are asked for: Lance's own rounding may change the order
 
 
@@ -185,7 +185,9 @@ class LanceStore(Store):
                     self.table.drop_index(index.name)
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # that others may be reading: they read again
-                    self.table.optimize(cleanup_older_than=timedelta(0), delete_unverified=True)
+                    self._commit(
+                        partial(self.table.optimize, cleanup_older_than=timedelta(0), delete_unverified=True)
+                    )
         return gone
 
     def _commit(self, work: Callable[[], Any]) -> None:

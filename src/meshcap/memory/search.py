@@ -3,12 +3,17 @@
 Vectors are kept as directions in 8 bits: v₈ = round(127 v / max|v|), and cos(q, v) = q·v₈ / (|q| |v₈|). A query keeps
 15 bits, in two parts of 8. Products are then sums of whole numbers below 2²⁴ (to a width of 1,040), which int8 kernels
 and float32 both compute without any rounding: every way of searching gives the same similarities.
+
+The first part alone tells a cosine to within the length of the second. Exact search multiplies it with all rows, and
+both with those few that may then be among the nearest.
 """
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -59,6 +64,15 @@ class Query:
         whole = self.join(self.parts.astype(np.float32))
         lengths = np.sqrt((whole**2).sum(1, keepdims=True))
         self.scale = (1 / np.where(lengths > 0, lengths, np.inf)).astype(np.float32)  # (B, 1)
+        missing = np.linalg.norm(self.parts[self.count :].astype(np.float32), axis=1, keepdims=True) / FINE
+        self.slack = missing * self.scale + np.float32(1e-5)  # (B, 1) by which `roughly` may be wrong
+
+    def alone(self, one: int) -> Query:
+        """The query of one vector."""
+        query = copy.copy(self)
+        query.count, query.parts = 1, self.parts[[one, self.count + one]]
+        query.scale, query.slack = self.scale[one : one + 1], self.slack[one : one + 1]
+        return query
 
     def join(self, products: np.ndarray) -> np.ndarray:
         """The two parts (2B, n) as one (B, n)."""
@@ -67,7 +81,15 @@ class Query:
 
     def similarities(self, rows: np.ndarray, norms: np.ndarray) -> np.ndarray:
         """Cosines (B, n) of the queries and of rows (n, D); -∞ for rows of infinite length, which are no vectors."""
-        cosines = self.join(_products(self.parts, rows)) * self.scale / norms
+        return self._cosines(self.join(_products(self.parts, rows)), norms)
+
+    def roughly(self, rows: np.ndarray, norms: np.ndarray) -> np.ndarray:
+        """`similarities` to within `slack`, in a fraction of the time."""
+        return self._cosines(_products(self.parts[: self.count], rows), norms)
+
+    def _cosines(self, products: np.ndarray, norms: np.ndarray) -> np.ndarray:
+        cosines = np.multiply(products, self.scale, dtype=np.float32)
+        cosines /= norms
         if len(missing := np.flatnonzero(np.isinf(norms))):
             cosines[:, missing] = -np.inf
         return cosines
@@ -96,7 +118,8 @@ def _int8_kernel() -> Callable[[np.ndarray, np.ndarray], np.ndarray] | None:
                 return found
 
             trial = np.arange(-64, 64, dtype=np.int8)[None].repeat(2, 0)
-            right = bool((multiply(trial, trial) == (trial.astype(np.int32) ** 2).sum(1)[None]).all())
+            length = int((trial[0].astype(np.int32) ** 2).sum())
+            right = all(bool((multiply(some, trial) == length).all()) for some in (trial, trial[:1]))
             _kernel.append(multiply if right else None)
         except (ImportError, RuntimeError, AttributeError):
             _kernel.append(None)
@@ -122,44 +145,47 @@ def nearest_rows(
     Args:
         rows, norms: (n, D) int8 and their lengths; infinite ones are never near.
     """
-    first = 0
-    best = np.full((query.count, 0), -np.inf, np.float32)
-    place = np.full((query.count, 0), -1, np.int64)
-    if index is not None and index.covered:
-        first = index.covered
-        place = index.candidates(query, k)
-        best = np.full(place.shape, -np.inf, np.float32)
-        for one in range(query.count):
-            known = np.flatnonzero((place[one] >= 0) & (place[one] < len(rows)))
-            if len(known):
-                found = query.similarities(rows[place[one, known]], norms[place[one, known]])
-                best[one, known] = found[one]
-        best, place = _best(best, place, k)
+    first = 0 if index is None else index.covered
+    alone = [query.alone(one) for one in range(query.count)]
+    nothing = np.empty(0, np.int64), np.empty(0, np.float32)
+    found = [nothing] * query.count
+    if first and index is not None:
+        for one, places in enumerate(index.candidates(query, k)):
+            known = places[(places >= 0) & (places < len(rows))]
+            found[one] = _nearer(nothing, alone[one], rows, norms, known, k)
     for start in range(first, len(rows), BLOCK):
-        found = query.similarities(rows[start : start + BLOCK], norms[start : start + BLOCK])
-        numbers = np.broadcast_to(np.arange(start, start + found.shape[1]), found.shape)
-        if found.shape[1] > k:
-            kept = _largest(found, k)
-            found, numbers = np.take_along_axis(found, kept, 1), np.take_along_axis(numbers, kept, 1)
-        best, place = _best(np.concatenate((best, found), 1), np.concatenate((place, numbers), 1), k)
-    return place, best
+        likely = query.roughly(rows[start : start + BLOCK], norms[start : start + BLOCK])
+        for one, cosines in enumerate(likely):
+            places = start + _maybe_largest(cosines, k, 2 * float(query.slack[one, 0]))
+            found[one] = _nearer(found[one], alone[one], rows, norms, places, k)
+    most = max((len(places) for places, _ in found), default=0)
+    places, best = np.full((query.count, most), -1, np.int64), np.full((query.count, most), -np.inf, np.float32)
+    for one, (known, similar) in enumerate(found):
+        places[one, : len(known)], best[one, : len(known)] = known, similar
+    return places, best
 
 
-def _largest(values: np.ndarray, k: int) -> np.ndarray:
-    """Places (B, ≥ k) of the k largest of each row, and of all that equal the least of these in one query."""
-    if len(values) == 1:
-        least = np.partition(values[0], -k)[-k]
-        return np.flatnonzero(values[0] >= least)[None]
-    return np.argpartition(-values, k - 1, 1)[:, :k]
+def _maybe_largest(values: np.ndarray, k: int, slack: float) -> np.ndarray:
+    """Places of all values (n,) that are within `slack` of the k largest."""
+    least = np.partition(values, -k)[-k] if k < len(values) else -np.inf
+    return np.flatnonzero(values >= least - slack)
 
 
-def _best(values: np.ndarray, places: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    order = np.lexsort((places, -values), axis=1)[:, :k]
-    return np.take_along_axis(values, order, 1), np.take_along_axis(places, order, 1)
+def _nearer(
+    known: tuple[np.ndarray, np.ndarray], query: Query, rows: np.ndarray, norms: np.ndarray, places: np.ndarray, k: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The k nearest, as places and similarities, among those that are known and rows at other places."""
+    similar = query.similarities(rows[places], norms[places])[0] if len(places) else np.empty(0, np.float32)
+    all_places, all_similar = np.concatenate((known[0], places)), np.concatenate((known[1], similar))
+    order = np.lexsort((all_places, -all_similar))[:k]
+    return all_places[order], all_similar[order]
 
 
 class UsearchIndex:
-    """A graph of neighbours (HNSW) in one file, made of the rows by `build`. Rows added later are not in it."""
+    """A graph of neighbours (HNSW) in one file, made of the rows by `build`. Rows added later are not in it.
+
+    A row is linked to those before it, a millisecond of one core each: a large index grows, and is not made again.
+    """
 
     def __init__(self, path: Path, width: int):
         usearch = need_usearch()
@@ -183,15 +209,26 @@ class UsearchIndex:
         return found
 
     @staticmethod
-    def build(rows: np.ndarray, path: Path, *, threads: int = 0, progress: Callable[[int], Any] | None = None) -> None:
+    def build(
+        rows: np.ndarray, known: Path | None = None, *, threads: int = 0, progress: Callable[[int], Any] | None = None
+    ) -> Callable[[Path], None]:
+        """What writes an index of all rows into a file. Those that the file `known` has are not added again."""
         usearch = need_usearch()
-        index = usearch.Index(ndim=rows.shape[1], metric="cos", dtype="i8")
-        for start in range(0, len(rows), BLOCK // 8):
+        make = partial(usearch.Index, ndim=rows.shape[1], metric="cos", dtype="i8")
+        index = make()
+        if known is not None:
+            try:
+                index.load(os.fspath(known))
+            except Exception:  # whatever the library raises for a damaged file
+                index = make()
+        if len(index) > len(rows):
+            index = make()
+        for start in range(len(index), len(rows), BLOCK // 8):
             part = np.ascontiguousarray(rows[start : start + BLOCK // 8])
             index.add(np.arange(start, start + len(part), dtype=np.uint64), part, threads=threads)
             if progress is not None:
                 progress(len(part))
-        index.save(os.fspath(path))
+        return lambda path: index.save(os.fspath(path))
 
 
 def need_usearch() -> Any:

@@ -409,7 +409,7 @@ class FolderStore(Store):
         return self._now.settings.width
 
     def __len__(self) -> int:
-        return int((self._refresh().offsets >= 0).sum())
+        return int(np.count_nonzero(self._refresh().offsets >= 0))
 
     def __repr__(self) -> str:
         return f"FolderStore({str(self.folder)!r}, {len(self):,} entries)"
@@ -471,6 +471,19 @@ class FolderStore(Store):
             entry = self._read(now, row)[0]
             if entry is not None:
                 yield entry
+
+    def find(self, text: str, limit: int = 10) -> list[Entry]:
+        now, words = self._refresh(), text.casefold().split()
+        written = [json.dumps(word, ensure_ascii=False)[1:-1] for word in words]
+        found: list[Entry] = []
+        for row in np.flatnonzero(now.offsets >= 0)[::-1].tolist():
+            if len(found) >= limit:
+                break
+            said = self._bytes(now, row).decode("utf-8", "replace").casefold()
+            if all(word in said for word in written):  # most are left out before their JSON is parsed
+                entry = self._read(now, row)[0]
+                found += [entry] if entry is not None and _says(entry, words) else []
+        return found
 
     def check(self) -> list[str]:
         """Read everything; returns what is lost, a line each."""
@@ -585,9 +598,15 @@ class FolderStore(Store):
     def _read(self, now: _Snapshot, row: int) -> tuple[Entry | None, int]:
         """An entry, None where it says nothing that `add` would have written, and the checksum of its vector."""
         assert now.log is not None
+        _, _, _, id, _, checksum = FRAME.unpack_from(now.log, int(now.offsets[row]))
+        return _said(self._bytes(now, row), id), checksum
+
+    def _bytes(self, now: _Snapshot, row: int) -> bytes:
+        """The JSON of an entry."""
+        assert now.log is not None
         offset = int(now.offsets[row])
-        _, length, _, id, _, checksum = FRAME.unpack_from(now.log, offset)
-        return _said(now.log[offset + FRAME.size : offset + FRAME.size + length], id), checksum
+        length = FRAME.unpack_from(now.log, offset)[1]
+        return now.log[offset + FRAME.size : offset + FRAME.size + length]
 
     def _entry(self, now: _Snapshot, row: int) -> Entry | None:
         """An entry whose vector is whole; one that is not is lost from now on."""
@@ -673,15 +692,22 @@ class FolderStore(Store):
         self._remove_old()
 
     def build_index(self, *, always: bool = False, progress: Callable[[int], Any] | None = None) -> bool:
-        """Make the index of the engine usearch again, where enough rows are not in it; whether it was made."""
+        """Add what is missing to the index of the engine usearch, where enough rows are; whether it was done.
+
+        Others read and write meanwhile.
+        """
         if self.settings.engine != "usearch":
             return False
+        now = self._refresh()
+        covered = 0 if now.graph is None else now.graph.covered
+        if not now.rows or (not always and now.rows - covered < max(NOT_INDEXED, covered // 10)):
+            return False
+        path = self._path("index", now.settings.generation)
+        write = UsearchIndex.build(now.vectors, path if covered else None, progress=progress)
         with self._lock, _writing(self.folder):
-            now = self._refresh()
-            covered = 0 if now.graph is None else now.graph.covered
-            if not now.rows or (not always and now.rows - covered < max(NOT_INDEXED, covered // 10)):
-                return False
-            write_file(self._path("index"), lambda part: UsearchIndex.build(now.vectors, part, progress=progress))
+            if self._refresh().settings.generation != now.settings.generation:
+                return False  # something was forgotten, and may be in it
+            write_file(path, write)
             self._refresh()
         return True
 

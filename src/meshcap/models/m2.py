@@ -326,8 +326,11 @@ class Decoder(nn.Module):
         ids: Tensor,
         trace: Trace | None = None,
         memory: DecoderMemory | None = None,
+        projected: State | None = None,
     ) -> Tensor:
         """Teacher-forced: ids (B, S, T) -> log-probabilities (B, S, T, V) of the word after each.
+
+        `projected`: what `M2.project` made of the levels, so that it is not made again.
 
         Captions are padded on the right, and a causal mask hides what comes later: padding needs no mask of its own.
         """
@@ -340,7 +343,11 @@ class Decoder(nn.Module):
             words = y.view(pictures * captions, length, -1)
             y = layer.add_words(y, layer.attention(words, causal=True).view_as(y))
             recall = None if memory is None else memory.layer(index)
-            y = layer.attend_regions(y, *self.sources(levels, index), mask, trace, recall)
+            if projected is None:
+                keys, values = self.sources(levels, index)
+            else:
+                keys, values = projected[f"region_keys.{index}"], projected[f"region_values.{index}"]
+            y = layer.attend_regions(y, keys, values, mask, trace, recall)
         log_probs = self.output(y, self.output.aligned() if y.is_cuda else None)
         return (log_probs if memory is None else memory.say(y, log_probs)).unflatten(1, (captions, length))
 
@@ -410,19 +417,29 @@ class M2(CaptionModel):
             encoded["visible"] = regions.mask
         return encoded
 
+    def project(self, encoded: State) -> State:
+        """Encoded pictures with the keys and values that decoder layers read: made once for `read` and `start`."""
+        projected = dict(encoded)
+        for layer in range(self.config.decoder_layers):
+            keys, values = self.decoder.sources(encoded["levels"], layer)
+            if not keys.is_cuda:  # read at every step: laid out once as products on a CPU are fastest
+                keys, values = keys.contiguous(), values.contiguous()
+            projected[f"region_keys.{layer}"], projected[f"region_values.{layer}"] = keys, values
+        return projected
+
     def start(self, encoded: State, *, width: int, length: int) -> State:
         self.expect_length(length)
         levels = encoded["levels"]
+        if "region_keys.0" not in encoded:
+            encoded = self.project(encoded)
         state: State = {}
         mask = self.decoder.mask(levels, encoded.get("visible"))
         if mask is not None:
             state["regions_visible"] = mask
         for layer in range(self.config.decoder_layers):
-            keys, values = self.decoder.sources(levels, layer)
-            if not levels.is_cuda:  # read at every step: laid out once as products on a CPU are fastest
-                keys, values = keys.contiguous(), values.contiguous()
-            state[f"region_keys.{layer}"], state[f"region_values.{layer}"] = keys, values
-            stacked = self.decoder.layer(layer).mesh.stacked(keys) if can_mix_levels(levels) else None
+            for name in (f"region_keys.{layer}", f"region_values.{layer}"):
+                state[name] = encoded[name]
+            stacked = self.decoder.layer(layer).mesh.stacked(levels) if can_mix_levels(levels) else None
             state |= {} if stacked is None else stacked.named(layer)
         layers, keys = self.config.decoder_layers, state["region_keys.0"]
         state |= empty_history(keys, layers=layers, pictures=levels.shape[1], width=width, length=length)
@@ -444,7 +461,8 @@ class M2(CaptionModel):
 
     def read(self, encoded: State, ids: Tensor) -> Tensor:
         self.expect_length(ids.shape[-1])
-        return self.decoder(encoded["levels"], encoded.get("visible"), ids)
+        projected = encoded if "region_keys.0" in encoded else None
+        return self.decoder(encoded["levels"], encoded.get("visible"), ids, projected=projected)
 
     def forward(self, regions: Regions, ids: Tensor, *, attention: bool = False) -> Tensor | tuple[Tensor, State]:
         self.expect_length(ids.shape[-1])

@@ -110,23 +110,75 @@ class Reader(nn.Module):
         nn.init.zeros_(self.output.weight)
         nn.init.zeros_(self.gate_near.weight)
 
-    def forward(self, y: Tensor, found: Tensor, state: State, trace: Trace | None = None) -> Tensor:
-        """y and what the mesh found, (B, Q, D) -> the latter with what memory adds."""
-        query = split_heads(self.query(y), self.heads)
-        keys, values, mask = (state[PREFIX + name] for name in ("keys", "values", "mask"))
+    def forward(self, y: Tensor, found: Tensor, near: Tensor, state: State, trace: Trace | None = None) -> Tensor:
+        """y and what the mesh found, (B, Q, D) -> the latter with what memory adds. near: what `gate_near` gives."""
+        keys, values, mask = state[PREFIX + "keys"], state[PREFIX + "values"], state.get(PREFIX + "mask")
+        query, opened = self.ask(y)
+        query = split_heads(query.to(keys.dtype), self.heads)
         if trace is None:
             attended = attend_groups(query, keys, values, mask=mask)
         else:
             attended, weights = attend_with_weights(query, keys, values, mask=mask)
             trace["memory_words"].append(weights.mean(1)[..., : state[PREFIX + "ids"].shape[1]])  # (B, Q, N)
-        context = join_heads(attended)  # (B, Q, D)
-        alpha = (self.gate_query(y) + self.gate_context(context) + self.gate_near(state[PREFIX + "near"])).sigmoid()
-        added = alpha * self.output(context) * state[PREFIX + "present"]
+        told, opened_by_it = self.tell(join_heads(attended).to(y.dtype))
+        alpha = (opened + opened_by_it + near).sigmoid()  # (B, Q, D)
+        added = alpha * told  # nothing of pictures without memories: their values are zeros
         if trace is not None:
             trace["memory_gates"].append(alpha.mean(-1) * state[PREFIX + "present"][..., 0])
             sizes = added.float().norm(dim=-1), found.float().norm(dim=-1)
             trace["memory_parts"].append(sizes[0] / (sizes[0] + sizes[1]).clamp_min(1e-9))  # (B, Q)
         return found + added.to(found.dtype)
+
+    def ask(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries, and y's part of the gate."""
+        return self.query(y), self.gate_query(y)
+
+    def tell(self, context: Tensor) -> tuple[Tensor, Tensor]:
+        """What was found, and its part of the gate."""
+        return self.output(context), self.gate_context(context)
+
+
+class FoldedReader(Reader):
+    """A `Reader` for inference alone: maps of the same numbers are one."""
+
+    def __init__(self, reader: Reader):
+        nn.Module.__init__(self)
+        self.heads, self.gate_near = reader.heads, reader.gate_near
+        self.of_y, self.of_context = joined(reader.query, reader.gate_query), joined(reader.output, reader.gate_context)
+        self.parts = reader.query.out_features, reader.output.out_features
+
+    def ask(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        query, opened = self.of_y(y).tensor_split(self.parts[:1], -1)
+        return query, opened
+
+    def tell(self, context: Tensor) -> tuple[Tensor, Tensor]:
+        told, opened = self.of_context(context).tensor_split(self.parts[1:], -1)
+        return told, opened
+
+
+class Switch(nn.Linear):
+    """A map to one number from several parts, which are known at different times."""
+
+    def __init__(self, parts: Sequence[int]):
+        super().__init__(sum(parts), 1)
+        self.parts = tuple(parts)
+
+    def weights(self) -> tuple[Tensor, ...]:
+        return self.weight.split(self.parts, -1)
+
+    def part(self, index: int, x: Tensor) -> Tensor:
+        """What a part x (…, n) adds, (…)."""
+        return F.linear(x, self.weights()[index])[..., 0]
+
+
+def joined(*maps: nn.Linear) -> nn.Linear:
+    """One map that gives what several give, one after the other; all of them have a bias, or none."""
+    bias = maps[0].bias is not None
+    found = nn.Linear(maps[0].in_features, sum(one.out_features for one in maps), bias=bias, device="meta")
+    for name in ("weight", "bias") if bias else ("weight",):
+        parts = torch.cat([one.get_parameter(name).detach() for one in maps])
+        setattr(found, name, nn.Parameter(parts, requires_grad=False))
+    return found
 
 
 class MemoryLevel(nn.Module):
@@ -155,10 +207,16 @@ class MemoryLevel(nn.Module):
         self.pointer_query = nn.Linear(d, config.d_pointer)
         self.pointer_key = nn.Linear(d, config.d_pointer)
         self.agree = nn.Parameter(torch.tensor([0.5]))  # how far pointing follows what the model itself would say
-        self.switch = nn.Linear(d + config.d_pointer + 2 + len(CENTRES), 1)
+        self.switch = Switch((d, config.d_pointer + 1, 1, len(CENTRES)))
         nn.init.normal_(self.rank.weight, std=0.02)
         nn.init.zeros_(self.switch.weight)
         nn.init.constant_(self.switch.bias, -4.0)  # nothing is copied at first
+
+    def reader(self, index: int) -> Reader:
+        """Of a decoder layer."""
+        reader = self.readers[index]
+        assert isinstance(reader, Reader)
+        return reader
 
     def encode(self, words: nn.Module, memories: State) -> State:
         """Memories in the state of a search: keys, values and what is pointed at, once for each picture.
@@ -187,44 +245,75 @@ class MemoryLevel(nn.Module):
         x = x.unflatten(0, (pictures, captions)).flatten(1, 2)  # (B, N, D)
         real = real.flatten(1)
         keys, values = (split_heads(half, self.config.heads) for half in self.key_value(x).chunk(2, -1))
+        pointer, marks = self.pointer_key(x), new.flatten(1)[..., None].to(dtype)
+        present = real.any(-1)[:, None, None].to(dtype)  # (B, 1, 1)
         nothing = self.nothing.to(keys.dtype)[:, None].expand(-1, pictures, -1, -1, -1)
-        filled = -(keys.shape[2] + 1) % 8  # a multiple of 8 keeps masks aligned for the fused kernels
-        present = real.any(-1)
+        keys, values = torch.cat((keys, nothing[0]), 2), torch.cat((values, nothing[1]), 2)
+        values = values * present[..., None].to(values.dtype)
+        filled = -keys.shape[2] % 8  # a multiple of 8 keeps masks aligned for the fused kernels
         nearest = similarity.masked_fill(~real.unflatten(1, (captions, length)).any(-1), -1).amax(-1)  # (B,)
+        near = bumps(nearest)[:, None].to(dtype)  # (B, 1, 11)
         return {
-            PREFIX + "keys": F.pad(torch.cat((keys, nothing[0]), 2), (0, 0, 0, filled)),  # (B, H, N + 1 + …, d)
-            PREFIX + "values": F.pad(torch.cat((values, nothing[1]), 2), (0, 0, 0, filled)),
+            PREFIX + "keys": F.pad(keys, (0, 0, 0, filled)),  # (B, H, N + 1 + …, d)
+            PREFIX + "values": F.pad(values, (0, 0, 0, filled)),
             PREFIX + "mask": additive_mask(F.pad(F.pad(real, (0, 1), value=True), (0, filled)), keys.dtype)[
                 :, None, None
             ],
-            PREFIX + "pointer": self.pointer_key(x),  # (B, N, P)
+            PREFIX + "pointer": pointer,  # (B, N, P)
+            PREFIX + "told": self.switch.part(1, torch.cat((pointer, marks), -1)).float(),  # (B, N)
             PREFIX + "real": real,
             PREFIX + "ids": ids.flatten(1),
             PREFIX + "known": known.flatten(1),
-            PREFIX + "new": new.flatten(1).to(dtype),
-            PREFIX + "near": bumps(nearest)[:, None].to(dtype),  # (B, 1, 11)
-            PREFIX + "present": present[:, None, None].to(dtype),  # (B, 1, 1)
+            PREFIX + "near": (self.switch.part(3, near) + self.switch.bias).float(),  # (B, 1)
+            PREFIX + "gates": torch.stack([self.reader(index).gate_near(near) for index in range(len(self.readers))]),
+            PREFIX + "present": present,
             PREFIX + "stand_in": stand_in,
         }
+
+    def fold(self) -> None:
+        """Get ready to be searched with and do nothing else."""
+        self.readers = nn.ModuleList(FoldedReader(one) if type(one) is Reader else one for one in self.readers)
+
+    def lay_out(self, encoded: State) -> State:
+        """What `encode` gave as a search on a CPU reads it fastest.
+
+        Words that are padding in all pictures are left out, and small products are those of float32, whose kernels
+        begin sooner. On a GPU shapes stay, for steps that are captured.
+        """
+        real = encoded[PREFIX + "real"]
+        if real.device.type != "cpu" or not real.any():
+            return encoded
+        at = real.any(0).nonzero()[:, 0]
+        with_nothing = F.pad(at, (0, 1), value=real.shape[1])
+        found = dict(encoded)
+        for name in ("real", "ids", "known", "told"):
+            found[PREFIX + name] = encoded[PREFIX + name].index_select(1, at)
+        found[PREFIX + "pointer"] = encoded[PREFIX + "pointer"].index_select(1, at).float()
+        for name in ("keys", "values"):
+            found[PREFIX + name] = encoded[PREFIX + name].index_select(2, with_nothing).float()
+        found[PREFIX + "mask"] = encoded[PREFIX + "mask"].index_select(3, with_nothing).float()
+        if found[PREFIX + "real"].all():
+            del found[PREFIX + "mask"], found[PREFIX + "real"]
+        return found
 
     def point(self, y: Tensor, log_probs: Tensor, state: State) -> tuple[Tensor, Tensor]:
         """The pointer (B, Q, N) over the words of memory and the switch (B, Q, 1), float32 both.
 
         y (B, Q, D) of the last decoder layer, log_probs (B, Q, V) of the model.
         """
-        keys, real = state[PREFIX + "pointer"], state[PREFIX + "real"]
+        keys, real = state[PREFIX + "pointer"], state.get(PREFIX + "real")
         query = self.pointer_query(y)
         known = state[PREFIX + "known"][:, None].expand(-1, y.shape[1], -1)
         model = log_probs.gather(-1, known).clamp_min(LEAST_LOG)  # (B, Q, N)
-        scores = (query @ keys.transpose(1, 2)).float() / query.shape[-1] ** 0.5 + self.agree.float() * model
-        scores = scores.masked_fill(~real[:, None], -1e4)
+        scores = (query.to(keys.dtype) @ keys.transpose(1, 2)).float()
+        scores = torch.add(self.agree.float() * model, scores, alpha=query.shape[-1] ** -0.5)
+        if real is not None:
+            scores = scores.masked_fill(~real[:, None], -1e4)
         weights = scores.softmax(-1)
-        told = weights.to(keys.dtype) @ keys  # (B, Q, P)
-        new = state[PREFIX + "new"][..., None]  # (B, N, 1)
-        about = (weights.to(new.dtype) @ new, (weights * model.exp()).sum(-1, keepdim=True).to(new.dtype))
-        near = state[PREFIX + "near"].expand(-1, y.shape[1], -1)
-        switch = self.switch(torch.cat((y, told, *about, near), -1)).float().sigmoid()
-        return weights, switch.clamp(1e-6, 1 - 1e-6) * state[PREFIX + "present"].float()
+        told = torch.addcmul(state[PREFIX + "told"][:, None], model.exp(), self.switch.weights()[2].float())
+        near = self.switch.part(0, y).float() + state[PREFIX + "near"]  # (B, Q)
+        switch = (near + (weights * told).sum(-1)).sigmoid().clamp(1e-6, 1 - 1e-6)[..., None]
+        return weights, switch * state[PREFIX + "present"].float()
 
     def save(self, path: str | Path, bits: Bits = 8) -> None:
         """Write the weights as a safetensors file, and the sizes as JSON beside it."""
@@ -270,7 +359,8 @@ class Listening:
         self.level, self.state, self.words, self.trace, self.targets = level, state, words, trace, targets
 
     def layer(self, index: int) -> Recall:
-        return partial(self.level.readers[index], state=self.state, trace=self.trace)
+        near = self.state[PREFIX + "gates"][index]
+        return partial(self.level.reader(index), near=near, state=self.state, trace=self.trace)
 
     def say(self, y: Tensor, log_probs: Tensor) -> Tensor:
         weights, switch = self.level.point(y, log_probs, self.state)
@@ -285,10 +375,12 @@ class Listening:
             copied = (weights * (ids[:, None] == self.targets[..., None])).sum(-1)
             keep, take = (1 - switch[..., 0]).log(), (switch[..., 0] * copied).clamp_min(1e-12).log()
             return torch.logaddexp(own.clamp_min(-60) + keep, take)
-        log_probs = F.pad(log_probs, (0, self.words), value=float("-inf"))
-        mixed = log_probs.exp() * (1 - switch)
-        mixed = mixed.scatter_add(-1, ids[:, None].expand_as(weights), switch * weights).log()
-        return torch.where(self.state[PREFIX + "present"] > 0, mixed, log_probs)
+        # Only the words of memory get more than (1 - g) p; a word that is there several times gets the same each time.
+        ids = ids[:, None].expand_as(weights)
+        mixed = log_probs + (1 - switch).log()
+        mixed = F.pad(mixed, (0, self.words), value=float("-inf")) if self.words else mixed
+        copied = torch.zeros_like(mixed).scatter_add_(-1, ids, weights).gather(-1, ids)
+        return mixed.scatter_(-1, ids, torch.logaddexp(mixed.gather(-1, ids), (switch * copied).log()))
 
 
 @dataclass(frozen=True)
@@ -333,7 +425,7 @@ class Remembering:
     def start(self, encoded: State, *, width: int, length: int) -> State:
         own = {name: tensor for name, tensor in encoded.items() if name.startswith(PREFIX)}
         rest = {name: tensor for name, tensor in encoded.items() if name not in own}
-        return self.model.start(rest, width=width, length=length) | own
+        return self.model.start(rest, width=width, length=length) | self.level.lay_out(own)
 
     def step(self, ids: Tensor, state: State) -> Tensor:
         known = known_ids(ids, state[PREFIX + "stand_in"], self.model.config.vocab_size)
@@ -414,11 +506,11 @@ def pack_memories(
     """Captions of each picture, as (ids, similarity, rank), padded to equal shapes; the first `most` of each."""
     longest = min(LONGEST, max((len(ids) for one in captions for ids, _, _ in one), default=1) or 1)
     count = max(1, min(most, max(map(len, captions), default=1)))
-    found = torch.full((len(captions), count, longest), pad)
-    similarity, rank = torch.zeros(len(captions), count), torch.zeros(len(captions), count, dtype=torch.long)
-    for row, picture in enumerate(captions):
-        for place, (ids, near, at) in enumerate(picture[:count]):
-            cut = list(ids)[:longest]
-            found[row, place, : len(cut)] = torch.tensor(cut, dtype=torch.long)
-            similarity[row, place], rank[row, place] = near, at
-    return Memories(found, similarity, rank, torch.tensor(list(stand_in), dtype=torch.long))
+    rows = [[*picture[:count], *[((), 0.0, 0)] * (count - len(picture))] for picture in captions]
+    found = [[[*ids[:longest], *[pad] * (longest - len(ids))] for ids, _, _ in row] for row in rows]
+    return Memories(
+        torch.tensor(found, dtype=torch.long),
+        torch.tensor([[near for _, near, _ in row] for row in rows], dtype=torch.float32),
+        torch.tensor([[at for _, _, at in row] for row in rows], dtype=torch.long),
+        torch.tensor(list(stand_in), dtype=torch.long),
+    )

@@ -29,6 +29,9 @@ from meshcap.models.memory_level import Memories, MemoryConfig, pack_memories
 from meshcap.text import Vocabulary
 
 WORDS = 16  # of a remembered caption that are read
+ADJECTIVES, KINDS = 8, 4  # words before what somebody is called, and what that may be
+KIN = 0.3  # of the likeliest's probability, the least of others whose place a name takes
+READ = ("levels", "visible")  # of encoded pictures, what is not made of the rest
 SAME = 0.95  # similarity of two pictures that show the same, whatever else is known by their names
 ARTICLES = ("a", "an", "the")
 # Who a name may belong to is said in many ways, and the captioner may waver between them.
@@ -188,18 +191,60 @@ def stand_ins(
     before = [[bos, article] if word is None else [bos, *_known(word, vocabulary)] for _, word in places]
     longest = min(max(map(len, before)), model.config.max_length)
     before = [one[-longest:] for one in before]
-    ids = torch.tensor([[*one, *[pad] * (longest - len(one))] for one in before], device=nouns.device)
-    pictures = torch.tensor([picture for picture, _ in places], device=nouns.device)
-    shown = {name: tensor[:, pictures] if name == "levels" else tensor[pictures] for name, tensor in encoded.items()}
-    last = torch.tensor([len(one) - 1 for one in before], device=nouns.device)
-    log_probs = model.read(shown, ids[:, None])[torch.arange(len(places)), 0, last]  # (E, V)
-    log_probs[:, [*(vocabulary.id(word) for word in ARTICLES), vocabulary.eos, vocabulary.unk]] = float("-inf")
-    after_article = torch.tensor([one[-1] in {vocabulary.id(word) for word in ARTICLES} for one in before])
-    only_nouns = after_article.to(nouns.device)[:, None] & bool(nouns.any())
-    log_probs = log_probs.masked_fill(only_nouns & (nouns == 0), float("-inf"))
-    best = log_probs.argmax(-1).tolist()
+    # Words that begin alike, as two of one caption, are read together.
+    asked: list[list[list[int]]] = [[] for _ in recollection.captions]  # of each picture
+    at = torch.empty(len(places), 3, dtype=torch.long)  # of each word: its picture, what was asked of that, the place
+    for word in sorted(range(len(places)), key=lambda word: -len(before[word])):
+        picture, begun = places[word][0], before[word]
+        rows = asked[picture]
+        row = next((row for row, one in enumerate(rows) if one[: len(begun)] == begun), len(rows))
+        rows += [begun] if row == len(rows) else []
+        at[word] = torch.tensor((picture, row, len(begun) - 1))
+    ids = torch.full((len(asked), max(map(len, asked)), longest), pad)
+    for picture, rows in enumerate(asked):
+        for row, begun in enumerate(rows):
+            ids[picture, row, : len(begun)] = torch.tensor(begun)
+    log_probs = model.read(encoded, ids.to(nouns.device))[tuple(at.to(nouns.device).T)]  # (E, V)
+    articles = [vocabulary.id(word) for word in ARTICLES]
+    log_probs[:, [*articles, vocabulary.eos, vocabulary.unk]] = float("-inf")
+    after_article = torch.tensor([one[-1] in articles for one in before], device=nouns.device)
+    only_nouns = after_article[:, None] & bool(nouns.any())
+    best = log_probs.masked_fill(only_nouns & (nouns == 0), float("-inf")).argmax(-1).tolist()
+    kin: list[tuple[int, ...]] = [(one,) for one in best]
+    names = [word for word, (_, caption) in enumerate(places) if caption is None]
+    if names and bool(nouns.any()):
+        pictures = [places[word][0] for word in names]
+        for word, found in zip(
+            names, _kinds(model, encoded, pictures, log_probs[names], nouns, (bos, article)), strict=True
+        ):
+            best[word], kin[word] = found[0], tuple(found)
     people = {vocabulary.id(word) for word in PEOPLE if word in vocabulary}
-    return best, [tuple(sorted(people)) if one in people else (one,) for one in best]
+    return best, [tuple(sorted(people)) if one in people else own for one, own in zip(best, kin, strict=True)]
+
+
+def _kinds(
+    model: M2, encoded: State, pictures: Sequence[int], log_probs: Tensor, nouns: Tensor, begun: tuple[int, int]
+) -> list[list[int]]:
+    """What the captioner would call who is in each picture, the likeliest first: "a dog", "a black dog".
+
+    Args:
+        log_probs: (n, V) of the word after `begun`.
+    """
+    first = log_probs.exp() * (nouns == 0)
+    likely = first.topk(ADJECTIVES)  # (n, A)
+    ids = torch.tensor(begun, device=nouns.device).expand(*likely.indices.shape, 2)
+    ids = torch.cat((ids, likely.indices[..., None]), -1)  # (n, A, 3)
+    at = torch.tensor(pictures, device=nouns.device)
+    shown = {name: one[:, at] if name == "levels" else one[at] for name, one in encoded.items() if name in READ}
+    second = model.read(shown, ids)[:, :, -1].exp()  # (n, A, V)
+    share = (log_probs.exp() + (likely.values[..., None] * second).sum(1)) * (nouns > 0)
+    found = []
+    for row in share:
+        best = row.topk(KINDS)
+        found.append(
+            [id for id, one in zip(*(t.tolist() for t in reversed(best)), strict=True) if one >= KIN * best[0][0]]
+        )
+    return found
 
 
 def _places(recollection: Recollection, known: int) -> list[tuple[int, list[int] | None]]:
