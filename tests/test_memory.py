@@ -191,6 +191,13 @@ def test_what_is_read() -> None:
     assert few.words == ("Uncle Bob",)  # no word of what is not read
 
 
+def test_nobody_is_in_a_caption_twice(pixels) -> None:
+    captioner = build(name_similarity=0.8)
+    captioner.memory = Shelf(Entry(0.9, ("Rex Rex Rex Rex",), ("Rex",)))
+    for one in captioner.describe(captioner.see(pixels), min_words=6):
+        assert one.words.count("Rex") == 1
+
+
 def test_new_words_that_only_one_picture_has_are_left_out() -> None:
     """Unless it is as near as a name has to be."""
     captioner = build()

@@ -274,6 +274,9 @@ class Captioner:
         else:
             known, unsaid = self.vocabulary.extended(new), tuple(names.forms) if names is not None else ()
             strategy, rules = plan(options, known, self.backend.settings, self._words, unsaid)
+        if memory is not None and any(memory.proper):  # nobody is in a caption twice
+            first = len(self.vocabulary)
+            rules = replace(rules, once=tuple(first + place for place, name in enumerate(memory.proper) if name))
         # Captions that turn out alike are left out when they are said: then others must be there to take their place.
         kept = 1 if options.n == 1 and not options.tags else strategy.width
         found = self.backend.search(

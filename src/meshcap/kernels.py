@@ -294,7 +294,7 @@ def _greatest(rows: Tensor, k: int, totals: Tensor | None, *, logits: bool) -> t
 def can_forbid_words(rules: Rules, device: torch.device) -> bool:
     """Whether `forbid_words` applies."""
     most = max(len(rules.banned), len(rules.banned_phrases), len(rules.bad_endings), rules.max_length)
-    return triton is not None and device.type == "cuda" and most <= WIDEST
+    return triton is not None and device.type == "cuda" and most <= WIDEST and not rules.once
 
 
 def forbid_words(

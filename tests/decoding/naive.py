@@ -31,7 +31,7 @@ def next_words(model, picture: Regions, captions: list[Caption]) -> list[list[fl
 
 
 def allowed(words: Sequence[int], word: int, rules: Rules, eos: int) -> bool:
-    if word in rules.banned:
+    if word in rules.banned or (word in rules.once and word in words):
         return False
     if any((*words, word)[-len(phrase) :] == phrase for phrase in rules.banned_phrases):
         return False

@@ -48,6 +48,7 @@ WAYS = [
     (Beam(6, 0.5), {"no_repeat_ngram": 1, "banned": (4, 7)}),
     (Beam(3), {"no_repeat_ngram": 2, "bad_endings": (5, 6, 8)}),
     (Beam(4), {"banned_phrases": ((4, 5), (5, 6, 7), (8, 8))}),
+    (Beam(4), {"once": (4, 5, 6, 7, 8, 9)}),
     (Beam(5), {"end_in_time": True, "max_length": 4, "bad_endings": (4, 5, 6, 7)}),
     (Beam(12), {"max_length": 2, "min_length": 2}),  # more beams than words
     (Greedy(), {}),

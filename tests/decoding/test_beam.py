@@ -20,6 +20,7 @@ CASES = {  # rules and length penalty
     "long": (Rules(max_length=6, min_length=4), 0.8),
     "no bigram twice": (Rules(max_length=6, no_repeat_ngram=2), 0.0),
     "in time": (Rules(max_length=4, min_length=3, bad_endings=(4, 5, 6), end_in_time=True), 0.0),
+    "some once": (Rules(max_length=6, once=(4, 5, 6, 7)), 0.0),
     "no phrase": (Rules(max_length=6, banned_phrases=((4, 5), (5, 6), (7, 7, 7))), 0.0),
     "all rules": (Rules(max_length=7, min_length=3, no_repeat_ngram=1, banned=(4, 8), bad_endings=(5, 6)), 0.5),
 }

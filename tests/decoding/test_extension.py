@@ -253,3 +253,8 @@ def test_articles_before_other_words_stay() -> None:
     fitted = fit_articles(words, {1, 4, 7}, {7})
     assert " ".join(fitted.values()) == "an okapi sees an elk and Rex on a apple"
     assert 6 not in fitted
+
+
+def test_how_somebody_looks_is_left_out_before_a_name() -> None:
+    words = "a small black Rex sees the brown Mia and two black Bob".split()
+    assert " ".join(fit_articles(words, {3, 7, 11}, {3, 7, 11}).values()) == "Rex sees Mia and two black Bob"

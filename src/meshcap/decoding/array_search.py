@@ -150,6 +150,8 @@ def forbid(log_probs: Array, rules: Rules, search: ArraySearch) -> None:
     """Set the log-probabilities (B, W, V) of what the rules forbid to -inf, in place."""
     eos, step, last_place = search.settings.eos, search.step, rules.max_length - 1
     log_probs[..., list(rules.banned)] = -np.inf
+    for word in rules.once:
+        log_probs[..., word][(search.ids[..., :step] == word).any(-1)] = -np.inf
     for *before, word in rules.banned_phrases:
         if step >= len(before):
             begun = (search.ids[..., step - len(before) : step] == before).all(-1)

@@ -46,6 +46,7 @@ class Rules:
     no_repeat_ngram: int = 0  # no sequence of this many words twice in a caption; 0: no such rule
     banned: tuple[int, ...] = ()
     banned_phrases: tuple[tuple[int, ...], ...] = ()  # two words or more each
+    once: tuple[int, ...] = ()  # words that a caption may say once
     bad_endings: tuple[int, ...] = ()  # words after which a caption may not end ("a", "of", "with", …)
     end_in_time: bool = False  # captions are whole: the last place is for `<eos>`, after a word that may end a caption
 
@@ -66,7 +67,8 @@ class Rules:
             raise MeshcapError(
                 f"max_length is {self.max_length}, and this model can say at most {model.max_length} words"
             )
-        for one in (*self.banned, *self.bad_endings, *(word for phrase in self.banned_phrases for word in phrase)):
+        phrases = (word for phrase in self.banned_phrases for word in phrase)
+        for one in (*self.banned, *self.once, *self.bad_endings, *phrases):
             if not 0 <= one < model.vocab_size:
                 raise MeshcapError(f"word id {one} is not in a vocabulary of {model.vocab_size}")
         if model.eos in self.banned:

@@ -87,6 +87,7 @@ def filters(rules: Rules, model: Settings, device: torch.device) -> list[Filter]
         found.append(lambda log_probs, search: log_probs.index_fill_(-1, banned, minus))
     for phrase in rules.banned_phrases:
         found.append(_no_phrase(phrase, device))
+    found += [_once(word) for word in rules.once]
     if rules.min_length > 1:
         found.append(
             lambda log_probs, search: log_probs[..., eos].masked_fill_(search.step + 1 < rules.min_length, minus)
@@ -128,6 +129,13 @@ def _no_phrase(phrase: tuple[int, ...], device: torch.device) -> Filter:
     def forbid(log_probs: Tensor, search: Search) -> None:
         begun = (search.latest(count) == beginning).all(-1) & (search.step >= count)
         log_probs[..., word].masked_fill_(begun, float("-inf"))
+
+    return forbid
+
+
+def _once(word: int) -> Filter:
+    def forbid(log_probs: Tensor, search: Search) -> None:
+        log_probs[..., word].masked_fill_((search.ids == word).any(-1), float("-inf"))
 
     return forbid
 

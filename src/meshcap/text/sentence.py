@@ -35,6 +35,13 @@ HARMONY = re.compile(r"[a-g](-sharp|-flat)?-(major|minor|diminished|augmented|su
 ONE_WORD = {("can", "not"), ("gon", "na"), ("wan", "na"), ("got", "ta"), ("gim", "me"), ("lem", "me")}
 
 
+# How somebody looks, before a name: "a small black Rex" is Rex.
+LOOKS = frozenset(
+    """
+    black white brown gray grey red yellow golden orange tan blonde blond dark light
+    small little tiny big large young old adult baby fluffy furry cute beautiful
+    """.split()
+)
 # Words that no English caption ends with: after an article, a preposition, a conjunction, a possessive or an
 # auxiliary something is missing ("… on a").
 BAD_ENDINGS = frozenset(
@@ -81,13 +88,19 @@ def with_article(word: str) -> str:
 def fit_articles(words: Sequence[str], new: Collection[int], proper: Collection[int] = ()) -> dict[int, str]:
     """Words by their places, articles before those at the places `new` made to fit: "a okapi" as "an okapi".
 
-    At the places `proper` stands a name: an article before it is left out, as "Rex" has none.
+    At the places `proper` stands a name: an article before it is left out, as "Rex" has none, and "small black"
+    between them.
     """
     fitting = dict(enumerate(words))
     for place in sorted(new):
         before = fitting.get(place - 1, "")
-        if place in proper and before in (*ARTICLES, "the"):
-            del fitting[place - 1]
+        if place in proper:
+            first = place - 1
+            while fitting.get(first) in LOOKS:
+                first -= 1
+            if fitting.get(first) in (*ARTICLES, "the"):
+                for one in range(first, place):
+                    del fitting[one]
         elif place not in proper and before in ARTICLES:
             fitting[place - 1] = with_article(fitting[place])
     return fitting
