@@ -42,10 +42,11 @@ ALLOWED: dict[str, set[str]] = {
     "metrics": {"errors", "files", "kernels", "text", "music"},
     "calibration": BASE,
     "tags": {"caption"},
-    "names": BASE | {"caption", "decoding", "regions", "text", "weights"},
+    "names": BASE | {"caption", "decoding", "regions", "tags", "text", "weights"},
+    "consensus": {"decoding", "memory", "metrics", "text"},
     "say": {"errors", "caption", "options", "decoding", "text", "calibration", "tags", "names"},
 }
-RECORDS = {"options", "caption", "calibration", "machine", "tags", "names", "say"}
+RECORDS = {"options", "caption", "calibration", "machine", "tags", "names", "consensus", "say"}
 BELOW = BASE | PARTS | RECORDS | {"models", "decoding", "vision", "music"}
 ALLOWED["backends"] = BELOW
 ALLOWED["captioner"] = BELOW | {"backends"}

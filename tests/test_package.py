@@ -72,7 +72,7 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert strangers == []
     assert f"{info}licenses/LICENSE" in files
     assert "meshcap/py.typed" in files
-    assert sum(files.values()) <= 90 * MIB
+    assert sum(files.values()) <= 93 * MIB
     # Nothing was lost either: an ignore pattern such as `data/` would silently drop a whole room.
     code = {path.relative_to(SOURCE.parent).as_posix() for path in SOURCE.rglob("*.py")}
     assert {name for name in files if name.endswith(".py")} == code
@@ -84,7 +84,7 @@ def test_sdist_is_small(built: Path) -> None:
         files = {member.name.split("/", 1)[1]: member.size for member in archive if member.isfile()}
     assert {"pyproject.toml", "LICENSE", "src/meshcap/__init__.py"} <= set(files)
     assert not [name for name in files if name.startswith(("tests/", "docs/", "examples/", ".venv/"))]
-    assert sum(files.values()) <= 90 * MIB
+    assert sum(files.values()) <= 93 * MIB
 
 
 def test_wheel_works_in_a_fresh_environment(wheel: Path, tmp_path: Path) -> None:

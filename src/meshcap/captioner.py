@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     import torch
 
     from meshcap.calibration import Calibration
+    from meshcap.consensus import Consensus
     from meshcap.decoding.extension import Extension
     from meshcap.models import CaptionModel
     from meshcap.models.recollection import Recollection
@@ -100,6 +101,7 @@ class Captioner:
             self.backend = TorchBackend(model, vision)
         self.vocabulary, self.calibration, self.names = vocabulary, calibration, names
         self._memory: Any = None
+        self._consensus: Consensus | None = None  # of the memory, once captions were compared with it
         self._plans: dict[CaptionOptions, Plan] = {}
         self._of_scores: Captioner | Callable[[], Captioner] | None = None  # who captions scores, loaded at first use
         self._expect_vocabulary()
@@ -278,12 +280,30 @@ class Captioner:
             first = len(self.vocabulary)
             rules = replace(rules, once=tuple(first + place for place, name in enumerate(memory.proper) if name))
         # Captions that turn out alike are left out when they are said: then others must be there to take their place.
-        kept = 1 if options.n == 1 and not options.tags else strategy.width
+        few = options.n == 1 and not options.tags and memory is None
+        kept = 1 if few else strategy.width
+        # Where all that is near says words that the captioner has, to read it changes nothing but the time it takes.
+        listened = memory if memory is not None and memory.words else None
         found = self.backend.search(
-            regions, strategy, rules, n_best=kept, attention=options.attention, extension=extension, memory=memory,
+            regions, strategy, rules, n_best=kept, attention=options.attention, extension=extension, memory=listened,
             queued=queued,
         )  # fmt: skip
+        if memory is not None:
+            found = replace(found, recollection=memory)
+            if kept > 1:
+                found = self._agreeing(found, memory)
         return found if named is None else replace(found, named=named)
+
+    def _agreeing(self, found: Hypotheses, memory: Recollection) -> Hypotheses:
+        from meshcap.consensus import Consensus
+
+        config = self._torch("reads no memory").memory_level().config
+        assert self.memory is not None
+        if not config.agreement:
+            return found
+        if self._consensus is None or not self._consensus.serves(self.memory):
+            self._consensus = Consensus(self.memory, self.vocabulary)
+        return self._consensus.order(found, memory.entries, config.agreement, config.entries)
 
     @property
     def _words(self) -> int | None:

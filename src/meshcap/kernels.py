@@ -21,13 +21,11 @@ And of a CPU: `attend_by_products`, attention in bfloat16.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-
-if TYPE_CHECKING:
-    from meshcap.decoding.records import Rules
 
 try:
     import triton
@@ -36,6 +34,28 @@ try:
     LEAST = tl.constexpr(-3.0e38)
 except ImportError:  # no CUDA build of torch, or a platform without Triton
     triton = None
+
+
+class Rules(Protocol):
+    """What is read of a search's `Rules`."""
+
+    @property
+    def max_length(self) -> int: ...
+    @property
+    def min_length(self) -> int: ...
+    @property
+    def no_repeat_ngram(self) -> int: ...
+    @property
+    def end_in_time(self) -> bool: ...
+    @property
+    def banned(self) -> Sequence[int]: ...
+    @property
+    def bad_endings(self) -> Sequence[int]: ...
+    @property
+    def banned_phrases(self) -> Sequence[Sequence[int]]: ...
+    @property
+    def once(self) -> Sequence[int]: ...
+
 
 MOST_WORDS, MOST_KEPT, GROUP = 32_768, 16, 128  # columns and results of `top_k_rows`, and columns it reads together
 WIDEST = 4096  # numbers of a row that are read at once

@@ -51,7 +51,7 @@ class Speaker:
             if rank and score == float("-inf"):  # the search found fewer
                 continue
             one = self._hypothesis(found, picture, rank, options)
-            if not rank and options.shorten:
+            if not rank and options.shorten and not _near(found, picture):
                 one = self.shorten(one, options)
             if options.names and self.names is not None and self.calibration is not None and found.named is not None:
                 trusted = self.names.trust(one.confidence, found.named, picture, one.words)
@@ -173,6 +173,11 @@ class Speaker:
             if place - 1 in fitting and fitting[place - 1] == fitting.get(place):
                 del fitting[place - 1]
         return fitting
+
+
+def _near(found: Hypotheses, picture: int) -> bool:
+    """Whether a memory knew pictures like this one: then people's words bear the caption out, not the model's alone."""
+    return found.recollection is not None and bool(found.recollection.entries[picture])
 
 
 def _said(found: Hypotheses, picture: int, rank: int) -> tuple[list[int], list[float]]:

@@ -66,9 +66,12 @@ def test_captions_and_names(
     assert [row["memory"] for row in some] == ["40 entries", "40 entries, new words"]
     assert none["more"] == 0 and all(row["seconds"] > 0 for row in some)
     monkeypatch.setattr(memory, "FRESH", 1)
+    monkeypatch.setattr(memory, "DRAWS", 3)
     assert bench(memory.command, "names", "--model", model, "--json") == 0
-    first, other = json.loads(capsys.readouterr().out)["rows"]
-    assert first["strangers"] <= 0.01 and 0 <= other["right"] + other["wrong"] <= 1
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["by"] for row in rows] == ["1 picture of each", "3 pictures of each", "6 pictures of each"]
+    assert all(0 <= row["right"] + row["wrong"] <= 1 and 0 <= row["strangers"] <= 1 for row in rows)
+    assert len({row["threshold"] for row in rows}) == 1
 
 
 def test_shares_by_hand() -> None:

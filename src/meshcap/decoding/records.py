@@ -266,6 +266,25 @@ class Hypotheses:
 
         return replace(self, **{one.name: copied(getattr(self, one.name)) for one in fields(self)})
 
+    def reordered(self, orders: Sequence[Sequence[int]]) -> Hypotheses:
+        """With the captions of each picture in another order, given by their ranks (B, n). Torch tensors alone."""
+        if all(list(order) == sorted(order) for order in orders):
+            return self
+
+        def moved(part: Any, axis: int = 0) -> Any:
+            """`part` (…, B, n, …), with B at `axis`."""
+            shape = [1] * axis + list(part.shape[axis : axis + 2]) + [1] * (part.dim() - axis - 2)
+            rank = part.new_tensor(orders).long().view(shape)
+            return part.take_along_dim(rank, axis + 1)
+
+        names = ("ids", "log_probs", "scores", "lengths", "finished", "satisfied")
+        changed = {name: moved(part) for name in names if (part := getattr(self, name)) is not None}
+        if self.attention is not None:
+            axes = {"words": 0, "listened": 0, "recalled": 0, "gates": 2}
+            seen = {name: moved(one, axes[name]) if name in axes else one for name, one in self.attention.items()}
+            changed["attention"] = seen
+        return replace(self, **changed)
+
     @cached_property
     def lists(self) -> Listed:
         """The numbers of all pictures as Python has them: read one by one, each would wait for a device."""

@@ -31,7 +31,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 
@@ -194,6 +194,10 @@ class Store(ABC):
     def forget(self, ids: Collection[int]) -> int:
         """Remove entries and every byte of them; returns how many there were."""
 
+    def some(self, most: int) -> list[Entry]:
+        """So many of the entries, evenly from all."""
+        return evenly(list(self.entries()), most)
+
     @property
     def warnings(self) -> list[str]:
         """What was found damaged, a line each."""
@@ -237,6 +241,14 @@ class Store(ABC):
 def _says(entry: Entry, words: list[str]) -> bool:
     said = " ".join((*entry.captions, *entry.names)).casefold()
     return all(word in said for word in words)
+
+
+T = TypeVar("T")
+
+
+def evenly(given: Sequence[T], most: int) -> list[T]:
+    count = min(most, len(given))
+    return [given[at * len(given) // count] for at in range(count)]
 
 
 def expect_k(k: int) -> None:
@@ -471,6 +483,11 @@ class FolderStore(Store):
             entry = self._read(now, row)[0]
             if entry is not None:
                 yield entry
+
+    def some(self, most: int) -> list[Entry]:
+        now = self._refresh()
+        rows = evenly(np.flatnonzero(now.offsets >= 0).tolist(), most)
+        return [entry for row in rows if (entry := self._read(now, row)[0]) is not None]
 
     def find(self, text: str, limit: int = 10) -> list[Entry]:
         now, words = self._refresh(), text.casefold().split()

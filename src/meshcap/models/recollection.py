@@ -3,8 +3,8 @@
 A store gives, for each picture, the nearest entries with their similarities, captions and names. Of these
 
 - entries below `least_similarity` are left out: a picture without near ones is captioned as without a store;
-- words that the vocabulary lacks become words for the moment, where more than one entry has them, or one that is as
-  near as `name_similarity`: one person's word for something else would be said of this picture, too;
+- words that the vocabulary lacks become words for the moment, where half of the entries have them and more than one,
+  or one that is as near as `name_similarity`: a word for something else would be said of this picture, too;
 - a name counts where the picture is as like the mean of those that have it (`memory.store.Likenesses`) as
   `name_similarity`, or nearly the same as one of them. Then it takes the place of the word for its kind ("a dog on the
   sofa" becomes "Rex on the sofa"). Captions with other names are left out: a stranger gets nobody's name.
@@ -125,12 +125,12 @@ def _names_of(near: Sequence[Remembered], likenesses: Sequence[tuple[str, float]
 
 
 def _common(near: Sequence[Remembered], vocabulary: Vocabulary, least: float) -> set[str]:
-    """New words that several entries have, or one that is as near as a name has to be."""
+    """New words that half of the entries have, or one that is as near as a name has to be."""
     seen: Counter[str] = Counter()
     for one in near:
         seen.update({token for text in one.captions for token in vocabulary.tokens(text) if token not in vocabulary})
     close = (text for one in near if one.similarity >= least for text in one.captions)
-    return {word for word, count in seen.items() if count > 1} | {
+    return {word for word, count in seen.items() if count >= max(2, len(near) / 2)} | {
         token for text in close for token in vocabulary.tokens(text)
     }
 
