@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias, TypeGuard, cast
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageFile, ImageOps
 
 from meshcap.errors import MeshcapError
 from meshcap.files import open_regular
@@ -55,6 +55,7 @@ THUMBNAIL, THUMBNAIL_QUALITY = 256, 70  # pixels of the longer side; of JPEG: so
 
 WARNED_PIXELS = 89_478_485  # where Pillow begins to warn
 LARGE, STRIP = 16_000_000, 1_000_000  # pixels: above the first, pictures are converted in strips of the second
+WHOLE = 32 * 2**20  # bytes of a file that is read at once: smaller pieces are a call of the system each
 
 
 def is_picture_path(path: str | os.PathLike[str]) -> bool:
@@ -89,7 +90,8 @@ def read_picture(source: Source, *, at_least: int = 0, most_pixels: int = MOST_P
             raise MeshcapError(f"{path} is a folder, expected a picture")
         try:
             with open_regular(path) as file:
-                return _read(file, path, at_least, most_pixels)
+                whole = os.fstat(file.fileno()).st_size <= WHOLE
+                return _read(io.BytesIO(file.read()) if whole else file, path, at_least, most_pixels)
         except MeshcapError:
             raise
         except (OSError, ValueError) as error:  # ValueError: a null byte in the name
@@ -176,6 +178,7 @@ def _decoded(image: Image.Image, file: IO[bytes] | None, name: str, at_least: in
         with _no_warning() if width * height > WARNED_PIXELS and image.format == "TIFF" else nullcontext():
             if at_least > 0 and image.format in ("JPEG", "MPO"):
                 image.draft(image.mode, (at_least, at_least))
+                cast("ImageFile.ImageFile", image).decodermaxblock = WHOLE  # one call: after each, threads wait
             image.load()
         return _upright(_reduced_rgb(image, 2 * at_least), image)
     except Exception as error:  # damaged bytes may raise anything
