@@ -91,7 +91,13 @@ def batch(
     ] = None,
     batch_size: options.BatchSize = None,
     readers: Annotated[
-        int | None, typer.Option(min=1, help="Threads that read pictures.", show_default="one a CPU")
+        int | None, typer.Option(min=1, help="Threads or processes that read pictures.", show_default="one a CPU")
+    ] = None,
+    processes: Annotated[
+        bool | None,
+        typer.Option(
+            help="Read pictures in processes instead of threads.", show_default="with a GPU, where there are many"
+        ),
     ] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Forget what was done before.")] = False,
     device: options.Device = "auto",
@@ -178,7 +184,11 @@ def batch(
         cpus = threads or os.cpu_count() or 1
         lanes = 1 if where != "cpu" or ray else min(cpus, LANES)
         settings = BatchSettings(
-            wanted, batch_size or (128 if where == "cuda" else 16), max(1, (readers or cpus) // lanes), log_probs
+            wanted,
+            batch_size or (128 if where == "cuda" else 16),
+            max(1, (readers or cpus) // lanes),
+            processes,
+            log_probs,
         )
 
         def caption(blocks: list[tuple[int, Sequence[Picture]]]) -> Blocks:

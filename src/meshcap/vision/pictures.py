@@ -12,6 +12,7 @@ import io
 import os
 import sys
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -28,8 +29,23 @@ from meshcap.vision.picture_limits import MOST_PIXELS, check_decoding, check_fil
 if TYPE_CHECKING:
     from torch import Tensor
 
+
+class Stored(ABC):
+    """A picture in a place of its own kind, such as a member of a tar: small, and can be pickled for a process."""
+
+    @abstractmethod
+    def read(self) -> bytes:
+        """The content of its file.
+
+        Raises:
+            MeshcapError: it is not there, or cannot be read.
+        """
+
+
 # In quotes: pictures are also read where there is no torch.
-Source: TypeAlias = "str | os.PathLike[str] | Image.Image | np.ndarray | Tensor | bytes | bytearray | IO[bytes]"
+Source: TypeAlias = (
+    "str | os.PathLike[str] | Image.Image | np.ndarray | Tensor | bytes | bytearray | IO[bytes] | Stored"
+)
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM", "ICO")
 SUFFIXES = tuple(  # in the order to try where a name has none
@@ -67,7 +83,8 @@ def read_picture(source: Source, *, at_least: int = 0, most_pixels: int = MOST_P
     """An upright RGB picture. Of an animation the first frame; what is transparent lies on white.
 
     Args:
-        source: a path, the content of a file, an open file, a Pillow image, or numbers (see `picture_of_array`).
+        source: a path, the content of a file, an open file, what is `Stored`, a Pillow image, or numbers (see
+            `picture_of_array`).
         at_least: where above 0, a large JPEG is decoded at a half, a quarter or an eighth of its size, which is
             faster, as long as its short side keeps this many pixels. Of other formats, pictures above 16 megapixels are
             made smaller before they are converted, which saves memory, as long as it keeps twice as many.
@@ -82,6 +99,8 @@ def read_picture(source: Source, *, at_least: int = 0, most_pixels: int = MOST_P
     if isinstance(source, Image.Image):
         name = str(getattr(source, "filename", "") or "the picture")
         return _decoded(source, None, name, 0, most_pixels)
+    if isinstance(source, Stored):
+        source = source.read()
     if isinstance(source, bytes | bytearray):
         return _read(io.BytesIO(source), "the picture", at_least, most_pixels)
     if isinstance(source, str | os.PathLike):
@@ -138,6 +157,15 @@ def _open(file: IO[bytes], name: str, most_pixels: int) -> Image.Image:
     if _is_heif(start) and _heif_factory() is None:
         raise MeshcapError(f"{name} is a HEIC picture, which needs another package: pip install pillow-heif")
     raise MeshcapError(f"{name} is no picture: {EXPECTED}")
+
+
+def one_thread() -> None:
+    """For processes that share the cores: AVIF's decoder would start a thread for each of them."""
+    try:
+        from PIL import AvifImagePlugin
+    except ImportError:
+        return
+    AvifImagePlugin.DEFAULT_MAX_THREADS = 1
 
 
 def _factories(start: bytes) -> list[Callable[[IO[bytes], str], Image.Image]]:
