@@ -54,7 +54,7 @@ from meshcap.vision.readers import can_read
 DIFFERENT = 512  # pictures of 640 × 480 that are drawn, fewer of larger ones; more are other names of these
 PER_SHARD = 1000
 FEW = 4  # photos of 12 megapixels for 16 of 640 × 480: one takes several times the work
-AHEAD = 2  # batches that are read for a peer while one is captioned
+AHEAD = 2  # batches that are read, also for a peer, while one is captioned
 MOST_OF_A_PEER = 64  # pictures that a peer captions together
 BETWEEN_LOOKS = 0.1  # seconds between two looks at the GPU
 
@@ -226,20 +226,24 @@ def measure_steps(
     read_apart = f"read and decode, {setting.threads} process{'es' * (setting.threads > 1)}"
     by_threads, by_processes = ("", "readers") if setting.by_processes else ("readers", "")
 
-    def timed(name: str, where: str, work: Callable[..., Any], *given: Any) -> Any:
+    def timed(name: str, where: str, work: Callable[..., Any], *given: Any, batches: int = 1) -> Any:
         before, started = time.process_time(), time.perf_counter()
         result = work(*given)
         if setting.gpu:
             torch.cuda.synchronize(setting.device)
         cpu = 0.0 if name == read_apart else time.process_time() - before  # which is others', who still live
-        times.setdefault(name, []).append((time.perf_counter() - started, cpu))
+        times.setdefault(name, []).append(((time.perf_counter() - started) / batches, cpu))
         seconds, cpu = (statistics.median(one[part] for one in times[name][1:] or times[name]) for part in (0, 1))
         found[name] = Step(name, seconds, where, cpu)
         return result
 
     def copied(pixels: list[np.ndarray] | np.ndarray) -> torch.Tensor:
         stacked: torch.Tensor = torch.from_numpy(pixels) if isinstance(pixels, np.ndarray) else vision.stack(pixels)
-        return stacked.pin_memory().to(setting.device, non_blocking=True) if setting.gpu else stacked
+        if not setting.gpu:
+            return stacked
+        pinned = torch.empty_like(stacked, pin_memory=True)
+        np.copyto(pinned.numpy(), stacked.numpy())
+        return pinned.to(setting.device, non_blocking=True)
 
     @torch.no_grad()
     def seen(pixels: torch.Tensor) -> Any:
@@ -255,12 +259,15 @@ def measure_steps(
         return list(threads.map(captioner.read, content))
 
     def decoded_apart(batch: Sequence[Picture]) -> np.ndarray:
-        begun = None if readers is None else readers.begin([one.path for one in batch])
-        if readers is None or begun is None:
-            raise FailedError("no process could be started")
-        rows, problems = readers.finish(begun)
-        if problems:
-            raise FailedError(f"a picture was not read: {next(iter(problems.values()))}")
+        """As many times as a job has batches read ahead: whose process is done with one begins the next."""
+        assert readers is not None
+        rows = np.empty(0, np.uint8)
+        for begun in [readers.begin([one.path for one in batch]) for _ in range(AHEAD + 1)]:
+            if begun is None:
+                raise FailedError("no process could be started")
+            rows, problems = readers.finish(begun)
+            if problems:
+                raise FailedError(f"a picture was not read: {next(iter(problems.values()))}")
         return rows.transpose(0, 3, 1, 2)
 
     batches = [photos.files[start : start + setting.size] for start in range(0, len(photos.files), setting.size)]
@@ -270,7 +277,7 @@ def measure_steps(
             batch = batches[number % len(batches)]
             pixels = timed(decode, by_threads, decoded, timed("read", by_threads, read, batch))
             if readers is not None:
-                together = timed(read_apart, by_processes, decoded_apart, batch)
+                together = timed(read_apart, by_processes, decoded_apart, batch, batches=AHEAD + 1)
                 pixels = together if setting.by_processes else pixels
             regions = timed("see", device, seen, timed("copy", device, copied, pixels))
             hypotheses = timed("search", device, captioner.search, regions, settings.options)
@@ -295,7 +302,8 @@ def _measured(
     lanes = setting.side_by_side
 
     def here(blocks: list[Block]) -> Blocks:
-        return caption_in_threads(captioner, blocks, settings, lanes=lanes, threads=setting.threads)
+        threads = 1 if setting.gpu else setting.threads
+        return caption_in_threads(captioner, blocks, settings, lanes=lanes, threads=threads)
 
     runs, busy, driver = [], [], driver_of(setting.device)
     for number in range(setting.repeat):

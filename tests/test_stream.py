@@ -118,8 +118,9 @@ def test_processes_begin_where_there_are_many_pictures(
     seeing: Captioner, folder: Path, children: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a GPU, unless told otherwise."""
-    paths = sorted(folder.iterdir())
-    expected = [caption.text for _, caption in seeing.stream(paths, batch_size=2, **OPTIONS)]
+    few = sorted(folder.iterdir())
+    paths = few * 6  # more than there is room for at once
+    expected = [(one.text, one.tags) for _, one in seeing.stream(paths, batch_size=2, tags=True, **OPTIONS)]
     assert children == []
     monkeypatch.setattr(type(seeing.backend), "queues", True)
     monkeypatch.setattr(type(seeing.backend), "see", lambda self, pixels: seen(self.prepared().vision, pixels))
@@ -129,10 +130,13 @@ def test_processes_begin_where_there_are_many_pictures(
         return vision(torch.from_numpy(np.ascontiguousarray(np.stack(list(pixels)))))
 
     monkeypatch.setattr("meshcap.captioner.FEW", 6)
-    assert [one.text for _, one in seeing.stream(paths[:6], batch_size=2, workers=2, **OPTIONS)] == expected[:6]
+    told = seeing.stream(few[:6], batch_size=2, workers=2, tags=True, **OPTIONS)
+    assert [(one.text, one.tags) for _, one in told] == expected[:6]
     assert children == []
-    assert [one.text for _, one in seeing.stream(paths, batch_size=2, workers=2, **OPTIONS)] == expected
-    assert len(children) == 2 and all(child.poll() is not None for child in children)
+    for processes in (None, True):
+        told = seeing.stream(paths, batch_size=2, workers=2, processes=processes, tags=True, **OPTIONS)
+        assert [(one.text, one.tags) for _, one in told] == expected
+    assert len(children) == 4 and all(child.poll() is not None for child in children)
 
 
 def test_a_picture_that_crashes_a_process_costs_itself(seeing: Captioner, folder: Path) -> None:

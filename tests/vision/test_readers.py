@@ -144,6 +144,22 @@ def test_a_process_that_was_killed_is_replaced(folder: Path) -> None:
         expect_read(readers, paths)
 
 
+def test_what_a_process_said_before_it_was_killed_counts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(sorted(folder.iterdir())[0])
+    with Readers(PREPROCESS, 2, 1) as readers:
+        assert not readers.finish(readers.begin([path]))[1]
+        first = readers.begin(["gone.jpg", path])
+        (process,) = readers.processes
+        assert process.answers(20)
+        process.child.kill()
+        process.child.wait()
+        monkeypatch.setattr(readers, "_are_there", lambda: True)  # which would have noticed
+        second = readers.begin([path, "gone.jpg"])
+        assert [part.process is process for part in first.parts] == [True] and len(first.parts) == 1
+        assert list(readers.finish(first)[1]) == [0] and list(readers.finish(second)[1]) == [1]
+        assert readers.processes != [process]
+
+
 def test_a_picture_that_crashes_costs_itself(folder: Path, tmp_path: Path) -> None:
     paths = [str(path) for path in sorted(folder.iterdir())]
     once = tmp_path / "once.png"

@@ -222,9 +222,9 @@ class Readers:
 
     def _start(self) -> None:
         shape = (BATCHES * self.batch_size, self.preprocess.size, self.preprocess.size, 3)
-        self.memory = _new_memory(int(np.prod(shape)))
-        self.pixels = np.frombuffer(mmap.mmap(self.memory, 0), np.uint8).reshape(shape)
         with suppress(OSError):  # fewer, or none
+            self.memory = _new_memory(int(np.prod(shape)))
+            self.pixels = np.frombuffer(mmap.mmap(self.memory, 0), np.uint8).reshape(shape)
             for _ in range(self.count):
                 self.processes.append(Process(self.preprocess, self.memory))
 
@@ -251,8 +251,9 @@ class Readers:
             except BlockingIOError:  # it takes no more, perhaps because nobody takes what it says
                 if process.answers(None, or_takes=True):
                     self._receive(process)
-            except OSError:
-                self._lose(process)
+            except OSError:  # it is gone; what it said before counts
+                while not process.gone:
+                    self._receive(process)
             if process.gone:  # and the part was sent to another
                 return
 
