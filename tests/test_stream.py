@@ -139,6 +139,24 @@ def test_processes_begin_where_there_are_many_pictures(
     assert len(children) == 4 and all(child.poll() is not None for child in children)
 
 
+def test_readers_may_be_kept(seeing: Captioner, folder: Path, children: list[subprocess.Popen[bytes]]) -> None:
+    """For several streams, one after the other, also where one was left in the middle."""
+    paths = sorted(folder.iterdir())
+    expected = [caption.text for _, caption in seeing.stream(paths, batch_size=2, **OPTIONS)]
+    kept = seeing.readers(2, 2, True)
+    with kept:
+        for _ in range(2):
+            found = seeing.stream(paths, batch_size=2, processes=kept, **OPTIONS)
+            assert [one.text for _, one in found] == expected and len(children) == 2
+        left = seeing.stream(paths * 9, batch_size=2, processes=kept, **OPTIONS)
+        next(left)
+        left.close()
+        assert [one.text for _, one in seeing.stream(paths, batch_size=1, processes=kept, **OPTIONS)] == expected
+        with pytest.raises(MeshcapError, match="smaller batches"):
+            seeing.stream(paths, batch_size=3, processes=kept)
+    assert all(child.poll() is not None for child in children)
+
+
 def test_a_picture_that_crashes_a_process_costs_itself(seeing: Captioner, folder: Path) -> None:
     paths = sorted(folder.iterdir())
     found = list(seeing.stream([*paths, Crash(), *paths], batch_size=4, workers=2, processes=True, **OPTIONS))

@@ -485,6 +485,8 @@ class Captioner:
         self.plan(options)  # mistakes are raised here
         workers = min(workers or os.cpu_count() or 1, AHEAD * size)
         if isinstance(processes, Readers):
+            if processes.preprocess != self.backend.preprocess or processes.batch_size < size:
+                raise MeshcapError("these readers were made for another captioner, or for smaller batches")
             return self._stream(sources, options, size, workers, processes, True)
         return self._stream(sources, options, size, workers, self.readers(size, workers, processes), False)
 
