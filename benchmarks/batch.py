@@ -22,7 +22,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -49,11 +49,12 @@ from meshcap.errors import FailedError
 from meshcap.files import write_text
 from meshcap.machine import peak_memory
 from meshcap.options import CaptionOptions
+from meshcap.vision.readers import can_read
 
 DIFFERENT = 512  # pictures of 640 × 480 that are drawn, fewer of larger ones; more are other names of these
 PER_SHARD = 1000
 FEW = 4  # photos of 12 megapixels for 16 of 640 × 480: one takes several times the work
-AHEAD = 2  # batches that are read for a peer while one is captioned
+AHEAD = 2  # batches that are read, also for a peer, while one is captioned
 MOST_OF_A_PEER = 64  # pictures that a peer captions together
 BETWEEN_LOOKS = 0.1  # seconds between two looks at the GPU
 
@@ -132,8 +133,13 @@ class Setting:
         return self.lanes or (1 if self.gpu else min(os.cpu_count() or 1, LANES))
 
     @property
+    def by_processes(self) -> bool:
+        """Whether processes read, as they do for many pictures: from the first one on, so that their start is over."""
+        return self.gpu and can_read()
+
+    @property
     def threads(self) -> int:
-        """Of a lane: those that compute on a CPU, and those that read."""
+        """Of a lane: those that compute on a CPU, and those (or the processes) that read."""
         return max(1, (os.cpu_count() or 1) // self.side_by_side)
 
 
@@ -159,7 +165,7 @@ def bench_batch(
     # Every caption as long as it may be: the slowest case.
     words = min(19, captioner.model.config.max_length - 1)
     options = CaptionOptions(beams=setting.beams, max_words=words, min_words=words)
-    settings = BatchSettings(options, setting.size, setting.threads)
+    settings = BatchSettings(options, setting.size, setting.threads, setting.by_processes)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as temporary:
         place, best = Path(temporary), 0.0
@@ -197,7 +203,9 @@ class Step:
 
     name: str
     seconds: float  # of a batch
-    where: str  # "readers", "GPU", "main thread" or "writer": steps of different ones go on at the same time
+    # "readers", "GPU", "main thread" or "writer": steps of different ones go on at the same time; "": no step of a job,
+    # which reads otherwise.
+    where: str
     cpu: float = 0.0  # seconds of all threads
 
     def row(self, photos: str, pictures: int) -> Row:
@@ -215,20 +223,27 @@ def measure_steps(
     vision = captioner.backend.prepared().vision  # type: ignore[attr-defined]
     device = "GPU" if setting.gpu else "main thread"
     decode = f"decode, {setting.threads} thread{'s' * (setting.threads > 1)}"
+    read_apart = f"read and decode, {setting.threads} process{'es' * (setting.threads > 1)}"
+    by_threads, by_processes = ("", "readers") if setting.by_processes else ("readers", "")
 
-    def timed(name: str, where: str, work: Callable[..., Any], *given: Any) -> Any:
+    def timed(name: str, where: str, work: Callable[..., Any], *given: Any, batches: int = 1) -> Any:
         before, started = time.process_time(), time.perf_counter()
         result = work(*given)
         if setting.gpu:
             torch.cuda.synchronize(setting.device)
-        times.setdefault(name, []).append((time.perf_counter() - started, time.process_time() - before))
+        cpu = 0.0 if name == read_apart else time.process_time() - before  # which is others', who still live
+        times.setdefault(name, []).append(((time.perf_counter() - started) / batches, cpu))
         seconds, cpu = (statistics.median(one[part] for one in times[name][1:] or times[name]) for part in (0, 1))
         found[name] = Step(name, seconds, where, cpu)
         return result
 
-    def copied(pixels: list[np.ndarray]) -> torch.Tensor:
-        stacked: torch.Tensor = vision.stack(pixels)
-        return stacked.pin_memory().to(setting.device, non_blocking=True) if setting.gpu else stacked
+    def copied(pixels: list[np.ndarray] | np.ndarray) -> torch.Tensor:
+        stacked: torch.Tensor = torch.from_numpy(pixels) if isinstance(pixels, np.ndarray) else vision.stack(pixels)
+        if not setting.gpu:
+            return stacked
+        pinned = torch.empty_like(stacked, pin_memory=True)
+        np.copyto(pinned.numpy(), stacked.numpy())
+        return pinned.to(setting.device, non_blocking=True)
 
     @torch.no_grad()
     def seen(pixels: torch.Tensor) -> Any:
@@ -243,11 +258,27 @@ def measure_steps(
     def decoded(content: list[bytes]) -> list[np.ndarray]:
         return list(threads.map(captioner.read, content))
 
+    def decoded_apart(batch: Sequence[Picture]) -> np.ndarray:
+        """As many times as a job has batches read ahead: whose process is done with one begins the next."""
+        assert readers is not None
+        rows = np.empty(0, np.uint8)
+        for begun in [readers.begin([one.path for one in batch]) for _ in range(AHEAD + 1)]:
+            if begun is None:
+                raise FailedError("no process could be started")
+            rows, problems = readers.finish(begun)
+            if problems:
+                raise FailedError(f"a picture was not read: {next(iter(problems.values()))}")
+        return rows.transpose(0, 3, 1, 2)
+
     batches = [photos.files[start : start + setting.size] for start in range(0, len(photos.files), setting.size)]
-    with ThreadPoolExecutor(setting.threads) as threads:
+    readers = captioner.readers(setting.size, setting.threads, True)
+    with ThreadPoolExecutor(setting.threads) as threads, readers or nullcontext():
         for number in range(1 + setting.repeat):  # the first sets up
             batch = batches[number % len(batches)]
-            pixels = timed(decode, "readers", decoded, timed("read", "readers", read, batch))
+            pixels = timed(decode, by_threads, decoded, timed("read", by_threads, read, batch))
+            if readers is not None:
+                together = timed(read_apart, by_processes, decoded_apart, batch, batches=AHEAD + 1)
+                pixels = together if setting.by_processes else pixels
             regions = timed("see", device, seen, timed("copy", device, copied, pixels))
             hypotheses = timed("search", device, captioner.search, regions, settings.options)
             captions = timed("say", "main thread", captioner.say, hypotheses, settings.options)
@@ -271,7 +302,8 @@ def _measured(
     lanes = setting.side_by_side
 
     def here(blocks: list[Block]) -> Blocks:
-        return caption_in_threads(captioner, blocks, settings, lanes=lanes, threads=setting.threads)
+        threads = 1 if setting.gpu else setting.threads
+        return caption_in_threads(captioner, blocks, settings, lanes=lanes, threads=threads)
 
     runs, busy, driver = [], [], driver_of(setting.device)
     for number in range(setting.repeat):
@@ -282,9 +314,10 @@ def _measured(
     notes = {"CPU": f"{cpu * 1e3 / len(listed):.1f} ms a picture"}
     floor = None
     if setting.gpu:
-        of = {one.where: 0.0 for one in steps}
+        of = {one.where: 0.0 for one in steps if one.where}
         for one in steps:
-            of[one.where] += one.seconds
+            if one.where:
+                of[one.where] += one.seconds
         floor = max(of.values()) / setting.size * len(listed)
         notes["GPU busy"] = f"{of['GPU'] / setting.size * len(listed) / seconds:.0%} by its steps"
         if busy:
@@ -416,8 +449,9 @@ def bench_listing(count: int) -> Row:
 def _job(
     folder: Path, pictures: Sequence[Picture], caption: Callable[[list[Block]], Blocks], side: int, block: int
 ) -> tuple[float, float]:
-    """Seconds, and CPU seconds of this process. The start of threads and actors does not count: time runs from when
-    each of those that work side by side may have done its first block, to when all is written."""
+    """Seconds, and CPU seconds of this process and of those that read for it. The start of threads and actors does not
+    count: time runs from when each of those that work side by side may have done its first block, to when all is
+    written. Of processes that read, only the whole CPU time is known, and only when they are over."""
     times: list[tuple[float, float, int]] = []
 
     def watched(blocks: list[Block]) -> Blocks:
@@ -427,11 +461,14 @@ def _job(
                 raise FailedError(f"a picture was not captioned: {wrong}")
             yield number, rows
 
+    before = os.times()
     with Job(folder, pictures, {}, block=block) as parts:
         run(parts, watched, Delivery(), lambda done, failed: None)
+    after = os.times()
+    others = after.children_user + after.children_system - before.children_user - before.children_system
     first, last = times[side - 1], (time.perf_counter(), time.process_time())
     scale = len(pictures) / sum(count for _, _, count in times[side:])
-    return (last[0] - first[0]) * scale, (last[1] - first[1]) * scale
+    return (last[0] - first[0]) * scale, (last[1] - first[1]) * scale + others
 
 
 def command(

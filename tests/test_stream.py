@@ -1,23 +1,27 @@
 """Many pictures: captions in order, read ahead by threads, whatever is broken among them."""
 
 import copy
+import subprocess
 import threading
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
 import tiny
-from meshcap import Captioner, MeshcapError
+from meshcap import Caption, Captioner, MeshcapError
 from meshcap.captioner import AHEAD
 from meshcap.data.scenes import draw_scene
 from meshcap.text import Vocabulary
-from meshcap.vision import create_vision
+from meshcap.vision import create_vision, readers
+from tiny_workers import Crash
 
 OPTIONS = {"max_words": 8}
 
@@ -43,6 +47,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def children(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
+    """Those that are started to read."""
+    found = []
+
+    class Watched(readers.Process):
+        def __init__(self, *given: Any):
+            super().__init__(*given)
+            found.append(self.child)
+
+    monkeypatch.setattr(readers, "Process", Watched)
+    return found
+
+
 def threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("meshcap-stream")]
 
@@ -57,6 +75,94 @@ def test_captions_are_those_of_caption_in_order(seeing: Captioner, folder: Path,
     assert [caption.words for _, caption in found] == [caption.words for caption in expected]
     assert [c.score for _, c in found] == pytest.approx([c.score for c in expected], abs=1e-4)
     assert threads() == []
+
+
+@pytest.mark.parametrize("batch", [1, 3, 16])
+def test_processes_say_what_threads_say(
+    seeing: Captioner, folder: Path, tmp_path: Path, batch: int, children: list[subprocess.Popen[bytes]]
+) -> None:
+    """Also where some cannot be read, and where only this process can read them."""
+    paths = sorted(folder.iterdir())
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(paths[0].read_bytes()[:100])
+    image = Image.open(paths[4])
+    sources = [*paths, broken, *map(str, paths), "gone.jpg", b"", paths[1].read_bytes(), *paths, image, *paths, broken]
+    expected = list(seeing.stream(sources, batch_size=batch, processes=False, tags=True, **OPTIONS))
+    assert children == []
+    found = list(seeing.stream(iter(sources), batch_size=batch, workers=2, processes=True, tags=True, **OPTIONS))
+    assert [source for source, _ in found] == sources
+    for (_, told), (_, same) in zip(found, expected, strict=True):
+        assert type(told) is type(same) and str(told) == str(same)
+        if isinstance(same, Caption):  # tags name colours, which are those of the pixels
+            assert (told.words, told.log_probs, told.tags) == (same.words, same.log_probs, same.tags)
+    assert len(children) == 2 and all(child.poll() is not None for child in children)
+
+
+def test_processes_end_with_the_generator(
+    seeing: Captioner, folder: Path, children: list[subprocess.Popen[bytes]]
+) -> None:
+    paths = [*folder.iterdir()] * 10
+    captions = seeing.stream(paths, batch_size=2, workers=2, processes=True, **OPTIONS)
+    assert children == []
+    next(captions)
+    assert len(children) == 2 and all(child.poll() is None for child in children)
+    captions.close()
+    assert all(child.poll() is not None for child in children) and threads() == []
+    captions = seeing.stream(paths, batch_size=2, workers=1, processes=True, **OPTIONS)
+    next(captions)
+    del captions
+    assert len(children) == 3 and children[-1].poll() is not None
+
+
+def test_processes_begin_where_there_are_many_pictures(
+    seeing: Captioner, folder: Path, children: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a GPU, unless told otherwise."""
+    few = sorted(folder.iterdir())
+    paths = few * 6  # more than there is room for at once
+    expected = [(one.text, one.tags) for _, one in seeing.stream(paths, batch_size=2, tags=True, **OPTIONS)]
+    assert children == []
+    monkeypatch.setattr(type(seeing.backend), "queues", True)
+    monkeypatch.setattr(type(seeing.backend), "see", lambda self, pixels: seen(self.prepared().vision, pixels))
+    monkeypatch.setattr(type(seeing.backend), "mark", lambda self: lambda: None)
+
+    def seen(vision: Any, pixels: Any) -> Any:
+        return vision(torch.from_numpy(np.ascontiguousarray(np.stack(list(pixels)))))
+
+    monkeypatch.setattr("meshcap.captioner.FEW", 6)
+    told = seeing.stream(few[:6], batch_size=2, workers=2, tags=True, **OPTIONS)
+    assert [(one.text, one.tags) for _, one in told] == expected[:6]
+    assert children == []
+    for processes in (None, True):
+        told = seeing.stream(paths, batch_size=2, workers=2, processes=processes, tags=True, **OPTIONS)
+        assert [(one.text, one.tags) for _, one in told] == expected
+    assert len(children) == 4 and all(child.poll() is not None for child in children)
+
+
+def test_readers_may_be_kept(seeing: Captioner, folder: Path, children: list[subprocess.Popen[bytes]]) -> None:
+    """For several streams, one after the other, also where one was left in the middle."""
+    paths = sorted(folder.iterdir())
+    expected = [caption.text for _, caption in seeing.stream(paths, batch_size=2, **OPTIONS)]
+    kept = seeing.readers(2, 2, True)
+    with kept:
+        for _ in range(2):
+            found = seeing.stream(paths, batch_size=2, processes=kept, **OPTIONS)
+            assert [one.text for _, one in found] == expected and len(children) == 2
+        left = seeing.stream(paths * 9, batch_size=2, processes=kept, **OPTIONS)
+        next(left)
+        left.close()
+        assert [one.text for _, one in seeing.stream(paths, batch_size=1, processes=kept, **OPTIONS)] == expected
+        with pytest.raises(MeshcapError, match="smaller batches"):
+            seeing.stream(paths, batch_size=3, processes=kept)
+    assert all(child.poll() is not None for child in children)
+
+
+def test_a_picture_that_crashes_a_process_costs_itself(seeing: Captioner, folder: Path) -> None:
+    paths = sorted(folder.iterdir())
+    found = list(seeing.stream([*paths, Crash(), *paths], batch_size=4, workers=2, processes=True, **OPTIONS))
+    assert [isinstance(told, MeshcapError) for _, told in found] == [False] * 7 + [True] + [False] * 7
+    assert "signal 9" in str(found[7][1])
+    assert [told.text for _, told in found[:7]] == [told.text for _, told in found[8:]]
 
 
 def test_sources_of_every_kind(seeing: Captioner, folder: Path) -> None:

@@ -50,7 +50,9 @@ from meshcap.options import CaptionFields, CaptionOptions, Plan, ids_of_phrase, 
 from meshcap.say import Speaker
 from meshcap.tags import colours, joined
 from meshcap.text import Vocabulary
-from meshcap.vision.pictures import Source
+from meshcap.vision.pictures import Source, Stored
+from meshcap.vision.preprocess import Preprocess
+from meshcap.vision.readers import Batch, Readers, can_read
 
 if TYPE_CHECKING:
     import torch
@@ -70,6 +72,7 @@ BackendName = Literal["auto", "torch", "onnx", "torch-export"]
 BACKENDS = ("torch", "onnx", "torch-export")
 
 AHEAD = 2  # batches that are being read while one is captioned, and that a GPU computes while one is put into words
+FEW = 512  # pictures of a stream that threads read before processes do, with a GPU
 MOST_PLANS = 64  # options whose plans are kept
 UNREAD = "captions are made without the memory: this model has no memory.safetensors, which reads it; recall works"
 
@@ -224,7 +227,7 @@ class Captioner:
             raise MeshcapError("this captioner has no vision of its own: give it Regions instead of pictures")
         return given.read(source)
 
-    def see(self, pixels: Sequence[np.ndarray]) -> Regions:
+    def see(self, pixels: Sequence[np.ndarray] | np.ndarray) -> Regions:
         """Regions of pictures that `read` read. (Of an exported captioner, what its graph keeps of them.)"""
         if not len(pixels):
             raise MeshcapError("no pictures given: expected at least one")
@@ -482,6 +485,7 @@ class Captioner:
         *,
         batch_size: int | None = None,
         workers: int | None = None,
+        processes: bool | Readers | None = None,
         **fields: Unpack[CaptionFields],
     ) -> Generator[tuple[Source, Caption | MeshcapError], None, None]:
         """Captions in the order of the sources; of a picture that cannot be read, the error that says why.
@@ -489,14 +493,16 @@ class Captioner:
         for source, caption in captioner.stream(Path("holiday").glob("*.jpg")):
             print(source, caption)
 
-        Threads read pictures a little ahead of the model. Sources are taken as they are needed, up to three batches
-        (with a GPU, six) before their captions come: a million of them take no more memory than a few. Closing the
-        generator ends its threads.
+        Threads read pictures a little ahead of the model; with a GPU, from the 513th on, processes do. Sources are
+        taken as they are needed, up to three batches (with a GPU, six) before their captions come: a million of them
+        take no more memory than a few. Closing the generator ends its threads and processes.
 
         Args:
             sources: paths, Pillow images, arrays, the bytes of files or open files, in any mixture.
             batch_size: pictures captioned together.
-            workers: threads that read pictures; as many as there are CPUs unless told.
+            workers: threads or processes that read pictures; as many as there are CPUs unless told.
+            processes: whether processes read paths and bytes, from the first picture on; or what `readers` gave, which
+                is left open. A batch with other sources is read by threads.
 
         Raises:
             MeshcapError: this captioner has no vision, or options have no sense.
@@ -508,7 +514,24 @@ class Captioner:
             raise MeshcapError("this captioner has no vision of its own: give it Regions instead of pictures")
         options = options_of(options, fields)
         self.plan(options)  # mistakes are raised here
-        return self._stream(sources, options, size, min(workers or os.cpu_count() or 1, AHEAD * size))
+        workers = min(workers or os.cpu_count() or 1, AHEAD * size)
+        if isinstance(processes, Readers):
+            if processes.preprocess != self.backend.preprocess or processes.batch_size < size:
+                raise MeshcapError("these readers were made for another captioner, or for smaller batches")
+            return self._stream(sources, options, size, workers, processes, True)
+        return self._stream(sources, options, size, workers, self.readers(size, workers, processes), False)
+
+    def readers(self, batch_size: int, workers: int | None = None, processes: bool | None = None) -> Readers | None:
+        """Processes for `stream`, if they are asked for and can read what this captioner sees. They start when needed.
+
+        Args:
+            processes: None: with a GPU, and not before the 513th picture.
+        """
+        given = self.backend.preprocess
+        if not (self.backend.queues if processes is None else processes) or type(given) is not Preprocess:
+            return None
+        after = FEW if processes is None else 0
+        return Readers(given, batch_size, workers or os.cpu_count() or 1, after=after) if can_read() else None
 
     @overload
     def score(self, picture: Source | Regions, text: str) -> Caption: ...
@@ -700,6 +723,8 @@ class Captioner:
 
     def read_source(self, source: Source) -> tuple[Captioner, np.ndarray]:
         """What `read` gives, and who captions it: the packaged captioner leaves scores to that of music."""
+        if isinstance(source, Stored):
+            source = source.read()
         try:
             return self, self.read(source)
         except MeshcapError:
@@ -747,8 +772,7 @@ class Captioner:
         for captioner in dict.fromkeys(own for own, _ in read.values()):
             places = [place for place, (own, _) in read.items() if own is captioner]
             arrays = [read[place][1] for place in places]
-            together = captioner is self and batch.pixels is not None
-            regions = captioner.see(batch.pixels if together else arrays)
+            regions = captioner.see(arrays if captioner is not self or batch.pixels is None else batch.pixels)
             named = captioner._named(regions, options)
             if named is not None and queued:
                 parts.append(SeenPart(captioner, places, arrays, regions, named.to_host(), captioner.backend.mark()))
@@ -786,7 +810,13 @@ class Captioner:
         return replace(caption, picture=shown, boxes=None if boxes is None else boxes[0].float().cpu())
 
     def _stream(
-        self, sources: Iterable[Source], options: CaptionOptions, size: int, workers: int
+        self,
+        sources: Iterable[Source],
+        options: CaptionOptions,
+        size: int,
+        workers: int,
+        readers: Readers | None,
+        kept: bool,
     ) -> Generator[tuple[Source, Caption | MeshcapError], None, None]:
         given: deque[Source] = deque()
 
@@ -795,38 +825,76 @@ class Captioner:
                 given.append(source)
                 yield source
 
-        batches = self._read_ahead(remembered(), size, workers)
+        batches = self._read_ahead(remembered(), size, workers, readers)
         try:
             for captions in self.caption_batches(batches, options):
                 for caption in captions:
                     yield given.popleft(), caption
         finally:  # also where the generator is closed, or thrown away, in the middle
             batches.close()
+            if readers is not None and not kept:
+                readers.close()
 
-    def _read_ahead(self, sources: Iterable[Source], size: int, workers: int) -> Generator[ReadBatch, None, None]:
-        """Batches that threads read, `AHEAD` of the one that is asked for."""
+    def _read_ahead(
+        self, sources: Iterable[Source], size: int, workers: int, readers: Readers | None
+    ) -> Generator[ReadBatch, None, None]:
+        """Batches that processes or threads read, `AHEAD` of the one that is asked for."""
         rest, one_at_a_time = iter(sources), Lock()
-        reading: deque[list[Future[tuple[Captioner, np.ndarray] | MeshcapError]]] = deque()
+        reading: deque[Callable[[], ReadBatch]] = deque()
 
-        def read(source: Source) -> tuple[Captioner, np.ndarray] | MeshcapError:
+        def read(source: Source) -> Read:
             # The same image or file may have been given twice, and both have a place where reading has got to.
-            shared = isinstance(source, Image.Image) or hasattr(source, "read")
+            shared = isinstance(source, Image.Image) or (hasattr(source, "read") and not isinstance(source, Stored))
             try:
                 with one_at_a_time if shared else nullcontext():
                     return self.read_source(source)
             except MeshcapError as error:
                 return error
 
+        def begin(block: list[Source]) -> Callable[[], ReadBatch]:
+            if readers is not None and (batch := readers.begin(block)) is not None:
+                return lambda: self._read_by(readers, batch, lambda number: pool.submit(read, block[number]))
+            jobs = [pool.submit(read, source) for source in block]
+            return lambda: ReadBatch([job.result() for job in jobs])
+
         pool = ThreadPoolExecutor(workers, thread_name_prefix="meshcap-stream")
         try:
             while True:
                 while len(reading) <= AHEAD and (block := list(islice(rest, size))):
-                    reading.append([pool.submit(read, source) for source in block])
+                    reading.append(begin(block))
                 if not reading:
                     return
-                yield ReadBatch([job.result() for job in reading.popleft()])
+                yield reading.popleft()()
         finally:
             pool.shutdown(cancel_futures=True)
+            if readers is not None:
+                readers.settle()
+
+    def _read_by(self, readers: Readers, batch: Batch, read: Callable[[int], Future[Read]]) -> ReadBatch:
+        """What processes read of a batch. Pixels lie together: those after a picture without move up.
+
+        Args:
+            read: begins to read one here, by its number: a score, say.
+        """
+        rows, problems = readers.finish(batch)
+        pixels = rows.transpose(0, 3, 1, 2)  # (B, 3, S, S), channels last in memory
+        if not problems:
+            return ReadBatch([(self, one) for one in pixels], pixels)
+        here = {number: read(number) for number, problem in problems.items() if problem is None}
+        found: list[Read] = []
+        count = 0
+        for number in range(len(rows)):
+            if number in problems:
+                result: Any = here[number].result() if number in here else problems[number]
+                if isinstance(result, MeshcapError) or result[0] is not self:
+                    found.append(result)
+                    continue
+                pixels[count] = result[1]
+            elif count < number:
+                rows[count] = rows[number]
+            found.append((self, pixels[count]))
+            count += 1
+        return ReadBatch(found, pixels[:count])
 
     @property
     def speaker(self) -> Speaker:
@@ -853,6 +921,9 @@ class Captioner:
                 )
 
 
+Read = tuple[Captioner, np.ndarray] | MeshcapError  # of a source: who read it and what was read, or why it was not
+
+
 @dataclass(frozen=True)
 class ReadBatch:
     """Sources that are captioned together: of each who read it and what was read, or why it could not be.
@@ -860,8 +931,8 @@ class ReadBatch:
     `pixels` are those that the captioner itself read, where they lie together already: (B, 3, S, S) uint8.
     """
 
-    read: Sequence[tuple[Captioner, np.ndarray] | MeshcapError]
-    pixels: Any = None
+    read: Sequence[Read]
+    pixels: np.ndarray | None = None
 
 
 class Searched(NamedTuple):

@@ -2,6 +2,7 @@
 
 import tarfile
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,18 @@ def test_rows_are_what_the_captioner_says(seeing: Captioner, pictures: list[Pict
         assert row["caption"] == said.text
         assert row["confidence"] == pytest.approx(said.confidence, abs=1e-5)
     assert len({row.get("caption") for row in rows}) > 3  # a mixed-up order would show
+    assert threads() == []
+
+
+@pytest.mark.parametrize("block", [4, 3, 13])
+def test_processes_make_the_same_rows(seeing: Captioner, pictures: list[Picture], block: int) -> None:
+    """Files, members of a shard and broken ones, also where streams end inside a job."""
+    settings = BatchSettings(OPTIONS, batch_size=2, readers=2, log_probs=True)
+    expected = list(caption_blocks(seeing, blocks(pictures, block), settings))
+    by_processes = replace(settings, processes=True)
+    assert list(caption_blocks(seeing, blocks(pictures, block), by_processes)) == expected
+    found = dict(caption_in_threads(seeing, iter(blocks(pictures, block)), by_processes, lanes=2))
+    assert found == dict(expected)
     assert threads() == []
 
 

@@ -27,10 +27,12 @@ def test_jobs_are_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     rows = json.loads(capsys.readouterr().out)["rows"]
     threads = Setting(CPU, lanes=1).threads
     decode = f"decode, {threads} thread{'s' * (threads > 1)}"
+    apart = f"read and decode, {threads} process{'es' * (threads > 1)}"
     expected = [("listing", "1,000 paths, 16 blocks")]
     for size in ("64 × 48", "96 × 72"):
         jobs = [(f"meshcap from {kind}", size) for kind in ("a folder", "tar shards")]
-        steps = [(name, f"{size}, 16 pictures") for name in ("read", decode, "copy", "see", "search", "say", "write")]
+        names = ("read", decode, apart, "copy", "see", "search", "say", "write")
+        steps = [(name, f"{size}, 16 pictures") for name in names]
         expected = [*steps, *jobs, *expected]
     assert [(row["work"], row["setting"]) for row in rows] == expected
     assert all(row["seconds"] > 0 for row in rows)
@@ -86,7 +88,7 @@ def test_the_floor_is_the_slowest_of_those_who_work_side_by_side(
     """Of 32 pictures whose batches of 16 take a GPU 0.3 s and readers 0.5, at least 1 s; a job of 2 s keeps it busy
     for 0.6."""
     steps = [Step("read", 0.1, "readers"), Step("decode", 0.4, "readers"), Step("see", 0.1, "GPU")]
-    steps += [Step("search", 0.2, "GPU"), Step("say", 0.05, "main thread")]
+    steps += [Step("search", 0.2, "GPU"), Step("say", 0.05, "main thread"), Step("decode otherwise", 9.0, "")]
     setting = Setting(CPU, batch_size=16, lanes=1, repeat=1)
     monkeypatch.setattr(Setting, "gpu", True)
     monkeypatch.setattr(batch, "_job", lambda *given: (2.0, 3.2))

@@ -13,6 +13,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -310,9 +311,42 @@ def command(here: Path, model: Path) -> Iterator[list[str]]:
     ]  # fmt: skip
 
 
+def readers_of(parent: int) -> list[str]:
+    """Processes that read for it, also where it is gone."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it ended meanwhile
+            text = path.read_text(errors="replace")
+            if "meshcap.vision.readers" in text and f'"parent": {parent}}}' in text:
+                found.append(path.parent.name)
+    return found
+
+
 @pytest.mark.slow
-def test_sigkill(here: Path, model: Path, command: list[str]) -> None:
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="looks at /proc")
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_processes_that_read_end_with_the_command(here: Path, model: Path, command: list[str], how: int) -> None:
+    with subprocess.Popen([*command, "--processes"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        patience = time.monotonic() + 120
+        while not any((here / "c.jsonl.parts").rglob("0*.jsonl")):
+            assert process.poll() is None and time.monotonic() < patience
+            time.sleep(0.01)
+        assert len(readers_of(process.pid)) == 2
+        process.send_signal(how)
+    assert process.returncode == (130 if how == signal.SIGINT else -how)
+    while readers_of(process.pid):
+        assert time.monotonic() < patience
+        time.sleep(0.05)
+    assert subprocess.run([*command, "--no-processes"], capture_output=True).returncode == 1  # one picture is broken
+    assert [row["path"] for row in read_lines(here / "c.errors.jsonl")] == ["photos/300.jpg"]
+    assert len(read_lines(here / "c.jsonl")) == 599
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("readers", ["--no-processes", "--processes"])
+def test_sigkill(here: Path, model: Path, command: list[str], readers: str) -> None:
     """Killed again and again at random moments: at the end every picture is there once, as if nothing had been."""
+    command.append(readers)
     dice = random.Random(7)
     kills, begun = 0, 0
     for _ in range(8):

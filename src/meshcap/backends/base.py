@@ -48,10 +48,10 @@ class Backend(ABC):
         return lambda: None
 
     @abstractmethod
-    def see(self, pixels: Sequence[np.ndarray]) -> Any:
+    def see(self, pixels: Sequence[np.ndarray] | np.ndarray) -> Any:
         """What `search` reads of pictures, uint8 (3, size, size) each: Regions, or what the graph keeps of them.
 
-        In torch, the pictures may also lie in one tensor (B, 3, size, size).
+        They may also lie together, in one array (B, 3, size, size).
         """
 
     @abstractmethod

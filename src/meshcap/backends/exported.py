@@ -173,8 +173,8 @@ class ExportedBackend(Backend):
     def run_say(self, ids: Array, state: State) -> tuple[Array, State]:
         """ids (B, W) -> log-probabilities (B, W, V), the caller's to change, and what has changed of the state."""
 
-    def see(self, pixels: Sequence[Array]) -> Seen:
-        return Seen(self.run_see(np.ascontiguousarray(np.stack(pixels))), len(pixels))
+    def see(self, pixels: Sequence[Array] | Array) -> Seen:
+        return Seen(self.run_see(np.ascontiguousarray(np.stack(list(pixels)))), len(pixels))
 
     def optimize(self) -> None:
         pass

@@ -127,12 +127,13 @@ class TorchBackend(Backend):
         return event.synchronize
 
     @torch.no_grad()
-    def see(self, pixels: Sequence[np.ndarray] | torch.Tensor) -> Regions:
+    def see(self, pixels: Sequence[np.ndarray] | np.ndarray) -> Regions:
         vision, device = self.prepared().vision, self.device
         assert vision is not None
-        stacked = pixels if isinstance(pixels, torch.Tensor) else vision.stack(pixels)
+        stacked = torch.from_numpy(pixels) if isinstance(pixels, np.ndarray) else vision.stack(pixels)
         if self.queues:  # a copy from pageable memory would wait for all that the device has yet to do
-            stacked = stacked if stacked.is_pinned() else stacked.pin_memory()
+            pageable, stacked = stacked, torch.empty_like(stacked, pin_memory=True)
+            np.copyto(stacked.numpy(), pageable.numpy())  # by one thread: torch's would wait for cores of the readers
         return vision(stacked.to(device, non_blocking=True).contiguous())
 
     def check(self, seen: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import chain
 from queue import Empty, Queue
@@ -17,11 +18,14 @@ from meshcap.batch.inputs import Picture
 from meshcap.batch.output import Row
 from meshcap.caption import Caption
 from meshcap.captioner import Captioner
+from meshcap.data.parquet import ParquetSource
+from meshcap.data.shards import TarSource
 from meshcap.errors import MeshcapError
 from meshcap.options import CaptionOptions
+from meshcap.vision.readers import Readers
 
 Block = tuple[int, Sequence[Picture]]
-READERS = 4  # threads that fetch members of shards; decoding is the stream's own work
+READERS = 4  # threads that fetch rows of Parquet; all else is the stream's own work
 
 
 @dataclass(frozen=True)
@@ -30,12 +34,13 @@ class BatchSettings:
 
     options: CaptionOptions = field(default_factory=CaptionOptions)
     batch_size: int = 16
-    readers: int | None = None  # threads that read pictures, of each lane
+    readers: int | None = None  # threads or processes that read pictures, of each lane
+    processes: bool | None = None  # whether processes read; None: with a GPU, where there are many pictures
     log_probs: bool = False  # words with the log-probability of each
 
 
 class Unreadable:
-    """In the place of a file that could not be opened: reading it says why."""
+    """In the place of a row that could not be fetched: reading it says why."""
 
     def __init__(self, error: MeshcapError):
         self.error = error
@@ -104,12 +109,18 @@ def caption_blocks(
     its batch with the same others, and its caption is the same to the last digit, whichever blocks were done before.
     """
     rest = iter(blocks)
-    for block in rest:
-        yield from _whole_batches(captioner, chain([block], rest), settings, stop)
+    readers = captioner.readers(settings.batch_size, settings.readers, settings.processes)
+    with readers or nullcontext():
+        for block in rest:
+            yield from _whole_batches(captioner, chain([block], rest), settings, stop, readers)
 
 
 def _whole_batches(
-    captioner: Captioner, blocks: Iterable[Block], settings: BatchSettings, stop: Event | None
+    captioner: Captioner,
+    blocks: Iterable[Block],
+    settings: BatchSettings,
+    stop: Event | None,
+    readers: Readers | None,
 ) -> Iterator[tuple[int, list[Row]]]:
     """As far as batches are whole, and the first block in which they are not."""
     rows: list[Row] = []
@@ -123,7 +134,13 @@ def _whole_batches(
                 return
 
     sources = _sources(pictures(), 2 * settings.batch_size)
-    captions = captioner.stream(sources, settings.options, batch_size=settings.batch_size, workers=settings.readers)
+    captions = captioner.stream(
+        sources,
+        settings.options,
+        batch_size=settings.batch_size,
+        workers=settings.readers,
+        processes=readers or False,
+    )
     try:
         for _, result in captions:
             if stop is not None and stop.is_set():
@@ -164,21 +181,24 @@ def row_of(picture: Picture, result: Caption | MeshcapError, settings: BatchSett
 
 
 def _sources(pictures: Iterator[Picture], ahead: int) -> Generator[Any, None, None]:
-    """What the stream reads: paths, and the content of a shard's members, fetched before it is asked for."""
+    """What the stream reads: paths, members of tars, and the content of rows of Parquet, fetched before it is asked
+    for: rows are read by whole groups, once for all who read pictures.
+    """
 
-    def fetch(picture: Picture) -> bytes | Unreadable:
-        source = picture.source()
-        assert source is not None
+    def fetch(source: ParquetSource) -> bytes | Unreadable:
         try:
             return source.read()
         except MeshcapError as error:
             return Unreadable(error)
 
-    waiting: deque[str | Future[bytes | Unreadable]] = deque()
+    waiting: deque[str | TarSource | Future[bytes | Unreadable]] = deque()
     with ThreadPoolExecutor(READERS, thread_name_prefix="meshcap-shards") as pool:
         try:
             for picture in pictures:
-                waiting.append(picture.path if picture.tar is None else pool.submit(fetch, picture))
+                source = picture.source()
+                waiting.append(
+                    pool.submit(fetch, source) if isinstance(source, ParquetSource) else source or picture.path
+                )
                 if len(waiting) > ahead:
                     yield _ready(waiting.popleft())
             while waiting:
@@ -187,5 +207,5 @@ def _sources(pictures: Iterator[Picture], ahead: int) -> Generator[Any, None, No
             pool.shutdown(cancel_futures=True)
 
 
-def _ready(one: str | Future[bytes | Unreadable]) -> Any:
-    return one if isinstance(one, str) else one.result()
+def _ready(one: str | TarSource | Future[bytes | Unreadable]) -> Any:
+    return one.result() if isinstance(one, Future) else one

@@ -91,7 +91,13 @@ def batch(
     ] = None,
     batch_size: options.BatchSize = None,
     readers: Annotated[
-        int | None, typer.Option(min=1, help="Threads that read pictures.", show_default="one a CPU")
+        int | None, typer.Option(min=1, help="Threads or processes that read pictures.", show_default="one a CPU")
+    ] = None,
+    processes: Annotated[
+        bool | None,
+        typer.Option(
+            help="Read pictures in processes instead of threads.", show_default="with a GPU, where there are many"
+        ),
     ] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Forget what was done before.")] = False,
     device: options.Device = "auto",
@@ -177,14 +183,19 @@ def batch(
             captioner.plan(wanted)  # options without sense are refused before a cluster works or a file is written
         cpus = threads or os.cpu_count() or 1
         lanes = 1 if where != "cpu" or ray else min(cpus, LANES)
+        per_lane = max(1, cpus // lanes) if where == "cpu" else threads or 1  # a GPU's cores are those of its readers
         settings = BatchSettings(
-            wanted, batch_size or (128 if where == "cuda" else 16), max(1, (readers or cpus) // lanes), log_probs
+            wanted,
+            batch_size or (128 if where == "cuda" else 16),
+            max(1, (readers or cpus) // lanes),
+            processes,
+            log_probs,
         )
 
         def caption(blocks: list[tuple[int, Sequence[Picture]]]) -> Blocks:
             nonlocal cluster
             if not ray:
-                return caption_in_threads(captioner, blocks, settings, lanes=lanes, threads=max(1, cpus // lanes))
+                return caption_in_threads(captioner, blocks, settings, lanes=lanes, threads=per_lane)
             if cluster is None:  # one ends with its work
                 cluster = Cluster(ray, cpus=None if workers is None else workers * (threads or 1))
                 cluster.wait()

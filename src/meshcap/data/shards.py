@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from meshcap.data.dataset import Source
 from meshcap.errors import MeshcapError
 from meshcap.files import open_regular, write_file
-from meshcap.vision.pictures import SOURCES
+from meshcap.vision.pictures import SOURCES, Stored
 
 BLOCK = 512
 PAX_DIGITS = 18
@@ -33,7 +33,7 @@ KNOWN = ("id", "filename", "file_name", "captions", "caption", "split")  # of ke
 
 
 @dataclass(frozen=True)
-class TarSource:
+class TarSource(Stored):
     """A picture inside a shard, by its place."""
 
     path: Path

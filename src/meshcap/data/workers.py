@@ -18,7 +18,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from meshcap.errors import MeshcapError
-from meshcap.vision.pictures import read_picture
+from meshcap.vision.pictures import one_thread, read_picture
 from meshcap.vision.preprocess import to_square
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def read_square(sample: Sample, *, size: int, geometry: str, pre_resize: int = 0
     Raises:
         MeshcapError: there is no picture, or it cannot be read.
     """
-    _one_thread()
+    one_thread()
     if sample.picture is None:
         raise MeshcapError(f"{sample.id} has captions but no picture: give the folder of the pictures (--pictures)")
     try:
@@ -139,12 +139,3 @@ def write_square(
 @lru_cache(maxsize=1)
 def _opened(path: str) -> BinaryIO:
     return open(path, "r+b", buffering=0)  # for as long as the process lives
-
-
-def _one_thread() -> None:
-    """Every process has a picture of its own to decode, and AVIF's decoder would start a thread for each core."""
-    try:
-        from PIL import AvifImagePlugin
-    except ImportError:
-        return
-    AvifImagePlugin.DEFAULT_MAX_THREADS = 1

@@ -12,13 +12,14 @@ import io
 import os
 import sys
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias, TypeGuard, cast
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageFile, ImageOps
 
 from meshcap.errors import MeshcapError
 from meshcap.files import open_regular
@@ -28,8 +29,23 @@ from meshcap.vision.picture_limits import MOST_PIXELS, check_decoding, check_fil
 if TYPE_CHECKING:
     from torch import Tensor
 
+
+class Stored(ABC):
+    """A picture in a place of its own kind, such as a member of a tar: small, and can be pickled for a process."""
+
+    @abstractmethod
+    def read(self) -> bytes:
+        """The content of its file.
+
+        Raises:
+            MeshcapError: it is not there, or cannot be read.
+        """
+
+
 # In quotes: pictures are also read where there is no torch.
-Source: TypeAlias = "str | os.PathLike[str] | Image.Image | np.ndarray | Tensor | bytes | bytearray | IO[bytes]"
+Source: TypeAlias = (
+    "str | os.PathLike[str] | Image.Image | np.ndarray | Tensor | bytes | bytearray | IO[bytes] | Stored"
+)
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM", "ICO")
 SUFFIXES = tuple(  # in the order to try where a name has none
@@ -55,6 +71,7 @@ THUMBNAIL, THUMBNAIL_QUALITY = 256, 70  # pixels of the longer side; of JPEG: so
 
 WARNED_PIXELS = 89_478_485  # where Pillow begins to warn
 LARGE, STRIP = 16_000_000, 1_000_000  # pixels: above the first, pictures are converted in strips of the second
+WHOLE = 32 * 2**20  # bytes of a file that is read at once: smaller pieces are a call of the system each
 
 
 def is_picture_path(path: str | os.PathLike[str]) -> bool:
@@ -66,7 +83,8 @@ def read_picture(source: Source, *, at_least: int = 0, most_pixels: int = MOST_P
     """An upright RGB picture. Of an animation the first frame; what is transparent lies on white.
 
     Args:
-        source: a path, the content of a file, an open file, a Pillow image, or numbers (see `picture_of_array`).
+        source: a path, the content of a file, an open file, what is `Stored`, a Pillow image, or numbers (see
+            `picture_of_array`).
         at_least: where above 0, a large JPEG is decoded at a half, a quarter or an eighth of its size, which is
             faster, as long as its short side keeps this many pixels. Of other formats, pictures above 16 megapixels are
             made smaller before they are converted, which saves memory, as long as it keeps twice as many.
@@ -81,6 +99,8 @@ def read_picture(source: Source, *, at_least: int = 0, most_pixels: int = MOST_P
     if isinstance(source, Image.Image):
         name = str(getattr(source, "filename", "") or "the picture")
         return _decoded(source, None, name, 0, most_pixels)
+    if isinstance(source, Stored):
+        source = source.read()
     if isinstance(source, bytes | bytearray):
         return _read(io.BytesIO(source), "the picture", at_least, most_pixels)
     if isinstance(source, str | os.PathLike):
@@ -89,7 +109,8 @@ def read_picture(source: Source, *, at_least: int = 0, most_pixels: int = MOST_P
             raise MeshcapError(f"{path} is a folder, expected a picture")
         try:
             with open_regular(path) as file:
-                return _read(file, path, at_least, most_pixels)
+                whole = os.fstat(file.fileno()).st_size <= WHOLE
+                return _read(io.BytesIO(file.read()) if whole else file, path, at_least, most_pixels)
         except MeshcapError:
             raise
         except (OSError, ValueError) as error:  # ValueError: a null byte in the name
@@ -138,6 +159,15 @@ def _open(file: IO[bytes], name: str, most_pixels: int) -> Image.Image:
     raise MeshcapError(f"{name} is no picture: {EXPECTED}")
 
 
+def one_thread() -> None:
+    """For processes that share the cores: AVIF's decoder would start a thread for each of them."""
+    try:
+        from PIL import AvifImagePlugin
+    except ImportError:
+        return
+    AvifImagePlugin.DEFAULT_MAX_THREADS = 1
+
+
 def _factories(start: bytes) -> list[Callable[[IO[bytes], str], Image.Image]]:
     """What may open a file that starts like this."""
     Image.init()
@@ -176,6 +206,7 @@ def _decoded(image: Image.Image, file: IO[bytes] | None, name: str, at_least: in
         with _no_warning() if width * height > WARNED_PIXELS and image.format == "TIFF" else nullcontext():
             if at_least > 0 and image.format in ("JPEG", "MPO"):
                 image.draft(image.mode, (at_least, at_least))
+                cast("ImageFile.ImageFile", image).decodermaxblock = WHOLE  # one call: after each, threads wait
             image.load()
         return _upright(_reduced_rgb(image, 2 * at_least), image)
     except Exception as error:  # damaged bytes may raise anything

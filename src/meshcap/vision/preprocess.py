@@ -56,8 +56,11 @@ class Preprocess:
 
     def read(self, source: Source) -> np.ndarray:
         """(3, size, size) uint8 of a source: what `Vision.stack` takes."""
-        square = self.square(read_picture(source, at_least=self.size))
-        return np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1))
+        return np.ascontiguousarray(self.rows(source).transpose(2, 0, 1))
+
+    def rows(self, source: Source) -> np.ndarray:
+        """(size, size, 3) uint8 of a source."""
+        return np.asarray(self.square(read_picture(source, at_least=self.size)))
 
     def example(self) -> bytes:
         """The content of a file that `read` can read, to try something with."""

@@ -21,7 +21,7 @@ from meshcap.music.roll import draw_roll
 from meshcap.music.score import Part, Score, is_score, read_score
 from meshcap.regions import Regions
 from meshcap.vision.backbone import Vision
-from meshcap.vision.pictures import Source, read_picture
+from meshcap.vision.pictures import Source, Stored, read_picture
 from meshcap.vision.preprocess import Preprocess
 
 
@@ -32,6 +32,8 @@ class ReadScore(Preprocess):
     words: ClassVar[int | None] = 100  # what is true of a piece takes more words than what is in a picture
 
     def read(self, source: Source) -> np.ndarray:
+        if isinstance(source, Stored):
+            source = source.read()
         if isinstance(source, Image.Image | np.ndarray | Tensor) or (
             isinstance(source, str) and not is_score(source) and _is_picture(source)
         ):
