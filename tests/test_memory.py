@@ -1,6 +1,6 @@
 """A captioner with a memory: what is remembered is said, and without anything near all is as before."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -9,7 +9,12 @@ import torch
 import tiny_captioner
 from meshcap.backends.packed import can_pack
 from meshcap.captioner import Captioner
+from meshcap.consensus import Consensus
+from meshcap.decoding.records import Hypotheses
 from meshcap.errors import MeshcapError
+from meshcap.memory import Entry as MemoryEntry
+from meshcap.memory import RamStore
+from meshcap.metrics.cider import cider_d
 from meshcap.models.memory_level import MemoryConfig, MemoryLevel
 from meshcap.models.recollection import recollect, stand_ins
 
@@ -38,6 +43,9 @@ class Shelf:
 
     def named(self, vectors, k):
         return [likenesses(self.entries)[:k] for _ in range(len(vectors))]
+
+    def some(self, most):
+        return list(self.entries)
 
 
 def likenesses(entries) -> list[tuple[str, float]]:
@@ -284,3 +292,84 @@ def test_the_packaged_captioner_has_a_centre() -> None:
     centre = read_weights(PACKAGED / CENTRE)["centre"]
     assert centre.shape == (768,)
     assert 0 < float(centre.norm()) < 1  # a mean of vectors of length 1
+
+
+# What was said of similar pictures decides between captions.
+
+
+def three_captions(vocabulary, **more) -> Hypotheses:
+    """Of two pictures: "a dog", "a cat on grass", "a red horse", ever less likely."""
+    texts = ("a dog", "a cat on grass", "a red horse")
+    ids = torch.full((2, 3, 6), vocabulary.pad)
+    lengths = torch.zeros(2, 3, dtype=torch.long)
+    for rank, text in enumerate(texts):
+        words = [*vocabulary.encode(text.split()), vocabulary.eos]
+        ids[:, rank, : len(words)], lengths[:, rank] = torch.tensor(words), len(words)
+    scores = torch.tensor([[-1.0, -2.0, -3.0]]).repeat(2, 1)
+    log_probs = torch.arange(36.0).neg().view(2, 3, 6)
+    return Hypotheses(ids, log_probs, scores, lengths, torch.ones(2, 3, dtype=torch.bool), **more)
+
+
+def said_before(*texts: str) -> RamStore:
+    store = RamStore("v", 4)
+    store.add(np.eye(len(texts), 4) + 0.1, [MemoryEntry((text,)) for text in texts])
+    return store
+
+
+def test_captions_that_agree_with_what_is_near_come_first() -> None:
+    vocabulary = tiny_captioner.build().vocabulary
+    store = said_before("a cat on grass", "a dog", "a horse", "red grass")
+    consensus, found = Consensus(store, vocabulary), three_captions(vocabulary)
+    near = [[Entry(0.9, ("a cat on grass",)), Entry(0.8, ("the cat on red grass",))], []]
+    tokens = [text.split() for text in ("a dog", "a cat on grass", "a red horse")]
+    references = [text.split() for text in ("a cat on grass", "the cat on red grass")]
+    agreement = consensus.agreement(tokens, near[0])
+    assert agreement == cider_d(tokens, [references] * 3, consensus.frequencies).per_image.tolist()
+    assert agreement[1] > agreement[0]
+    ordered = consensus.order(found, near, weight=16.0, most=2)
+    assert ordered.ids[0, 0].tolist() == found.ids[0, 1].tolist()
+    assert ordered.scores[0].tolist() == [-2.0, *sorted([-1.0, -3.0], reverse=ordered.scores[0, 1] == -1.0)]
+    assert ordered.log_probs[0, 0].tolist() == found.log_probs[0, 1].tolist()
+    assert torch.equal(ordered.ids[1], found.ids[1])  # nothing near
+    assert consensus.order(found, [[], []], weight=16.0, most=2) is found
+    # A little weight moves little: few are near of those that may be.
+    assert consensus.order(found, near, weight=0.1, most=12) is found
+
+
+def test_required_words_come_before_agreement() -> None:
+    vocabulary = tiny_captioner.build().vocabulary
+    consensus = Consensus(said_before("a cat on grass", "a dog"), vocabulary)
+    found = three_captions(vocabulary, satisfied=torch.tensor([[1, 0, 1], [1, 1, 1]]))
+    near = [[Entry(0.9, ("a cat on grass",))]] * 2
+    assert consensus.order(found, near, 16.0, 1).satisfied.tolist() == [[1, 1, 0], [1, 1, 1]]
+    assert consensus.order(found, near, 16.0, 1).ids[1, 0].tolist() == found.ids[1, 1].tolist()
+
+
+def test_what_was_seen_moves_with_its_caption() -> None:
+    found = three_captions(tiny_captioner.build().vocabulary)
+    attention = {"words": torch.rand(2, 3, 6, 5), "gates": torch.rand(4, 3, 2, 3, 6), "memory": torch.rand(4, 2, 5)}
+    moved = replace(found, attention=attention).reordered([[2, 0, 1], [0, 1, 2]])
+    assert torch.equal(moved.attention["words"][0], attention["words"][0, [2, 0, 1]])
+    assert torch.equal(moved.attention["gates"][:, :, 0], attention["gates"][:, :, 0, [2, 0, 1]])
+    assert torch.equal(moved.attention["words"][1], attention["words"][1])
+    assert moved.attention["memory"] is attention["memory"]
+
+
+def test_a_consensus_lasts_until_the_memory_has_grown() -> None:
+    store = said_before("a cat", "a dog", "a horse")
+    consensus = Consensus(store, tiny_captioner.build().vocabulary)
+    assert consensus.serves(store) and not consensus.serves(said_before("a cat", "a dog", "a horse"))
+    store.add(np.ones((4, 4)), [MemoryEntry(("a cat",))] * 4)
+    assert not consensus.serves(store)
+    assert Consensus(RamStore("v", 4), tiny_captioner.build().vocabulary).agreement([["a"]], []) == [0.0]
+
+
+def test_without_new_words_the_captions_are_those_of_the_search(pixels) -> None:
+    """In another order, and not shortened."""
+    captioner = build(agreement=16.0)
+    regions = captioner.see(pixels)
+    plain = captioner.describe(regions, n=5)
+    captioner.memory = Shelf(Entry(0.9, ("a dog on the red grass",)), Entry(0.8, ("the cat",)))
+    found = captioner.describe(regions, n=5)
+    for one, other in zip(found, plain, strict=True):
+        assert {c.text for c in (one, *one.alternatives)} == {c.text for c in (other, *other.alternatives)}

@@ -172,6 +172,13 @@ def test_so_many_names_and_no_more(kept: Store, monkeypatch: pytest.MonkeyPatch)
     assert {name for name, _ in kept.named(vectors(1), 99)[0]} == {"Rex 0", "Rex 1", "Rex 2"}
 
 
+def test_some_of_the_entries_evenly(kept: Store) -> None:
+    assert kept.some(3) == []
+    kept.add(vectors(10), entries(10))
+    assert [one.id for one in kept.some(3)] == [1, 4, 7]
+    assert kept.some(99) == list(kept.entries())
+
+
 def test_searching_what_was_said(kept: Store) -> None:
     kept.add(vectors(3), [Entry(("A beach at dusk",)), Entry(("a dog",), ("Rex",)), Entry(("Rex on the beach",))])
     assert [one.id for one in kept.find("Beach")] == [3, 1]
