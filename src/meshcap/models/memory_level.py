@@ -69,7 +69,7 @@ class MemoryConfig:
     entries: int = 12
     least_similarity: float = 0.0
     name_similarity: float = 0.89  # `python benchmarks/memory.py names`
-    agreement: float = 0.0  # what a point of CIDEr-D with all that is near counts beside a log-probability
+    agreement: float = 16.0  # what a point of CIDEr-D with all that is near counts beside a log-probability
 
     @classmethod
     def of(cls, model: M2, **sizes: Any) -> MemoryConfig:
