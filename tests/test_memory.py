@@ -8,9 +8,9 @@ import torch
 
 import tiny_captioner
 from meshcap.backends.packed import can_pack
-from meshcap.captioner import Captioner
+from meshcap.captioner import SEVERAL, Captioner
 from meshcap.consensus import Consensus
-from meshcap.decoding.records import Hypotheses
+from meshcap.decoding.records import Hypotheses, Rules
 from meshcap.errors import MeshcapError
 from meshcap.memory import Entry as MemoryEntry
 from meshcap.memory import RamStore
@@ -204,6 +204,22 @@ def test_nobody_is_in_a_caption_twice(pixels) -> None:
     captioner.memory = Shelf(Entry(0.9, ("Rex Rex Rex Rex",), ("Rex",)))
     for one in captioner.describe(captioner.see(pixels), min_words=6):
         assert one.words.count("Rex") == 1
+
+
+def test_there_are_no_two_of_somebody(pixels) -> None:
+    captioner = build(name_similarity=0.8)
+    captioner.memory = Shelf(Entry(0.9, ("Rex on the grass",), ("Rex",)))
+    rules: list[Rules] = []
+    search = captioner.backend.search
+    captioner.backend.search = lambda regions, strategy, given, **more: [
+        rules.append(given), search(regions, strategy, given, **more)
+    ][1]  # fmt: skip
+    captioner.describe(captioner.see(pixels))
+    known = captioner.vocabulary.extended(("Rex",))
+    (name,) = rules[0].once
+    assert known.word(name) == "Rex"
+    said = {" ".join(map(known.word, phrase[:-1])) for phrase in rules[0].banned_phrases if phrase[-1] == name}
+    assert said <= {f"{many}{an}" for many in SEVERAL for an in ("", " a", " the")}
 
 
 def test_new_words_that_only_one_picture_has_are_left_out() -> None:

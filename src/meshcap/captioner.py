@@ -74,6 +74,7 @@ BACKENDS = ("torch", "onnx", "torch-export")
 AHEAD = 2  # batches that are being read while one is captioned, and that a GPU computes while one is put into words
 FEW = 512  # pictures of a stream that threads read before processes do, with a GPU
 MOST_PLANS = 64  # options whose plans are kept
+SEVERAL = "two", "three", "four", "several", "many", "some", "group of", "couple of"  # before no name
 UNREAD = "captions are made without the memory: this model has no memory.safetensors, which reads it; recall works"
 
 
@@ -279,9 +280,12 @@ class Captioner:
         else:
             known, unsaid = self.vocabulary.extended(new), tuple(names.forms) if names is not None else ()
             strategy, rules = plan(options, known, self.backend.settings, self._words, unsaid)
-        if memory is not None and any(memory.proper):  # nobody is in a caption twice
+        if memory is not None and any(memory.proper):  # nobody is in a caption twice, nor two of them
             first = len(self.vocabulary)
-            rules = replace(rules, once=tuple(first + place for place, name in enumerate(memory.proper) if name))
+            whose = tuple(first + place for place, name in enumerate(memory.proper) if name)
+            counts = [self.vocabulary.encode([*many.split(), *an]) for many in SEVERAL for an in ((), ("a",), ("the",))]
+            phrases = ((*count, name) for count in counts if self.vocabulary.unk not in count for name in whose)
+            rules = replace(rules, once=whose, banned_phrases=(*rules.banned_phrases, *phrases))
         # Captions that turn out alike are left out when they are said: then others must be there to take their place.
         few = options.n == 1 and not options.tags and memory is None
         kept = 1 if few else strategy.width

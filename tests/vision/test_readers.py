@@ -217,7 +217,8 @@ def test_closed_processes_are_gone(folder: Path) -> None:
 
 
 PARENT = """
-import os, sys, time
+import os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run in a shell's background
 from meshcap.vision.preprocess import Preprocess
 from meshcap.vision.readers import Readers
 
@@ -250,7 +251,10 @@ def test_processes_end_with_their_parent(folder: Path, how: int, what: str) -> N
         children = [int(pid) for pid in parent.stdout.readline().split()]
         assert len(children) == 2 and all(map(is_there, children))
         parent.send_signal(how)
-        parent.wait(20)
+        try:
+            parent.wait(20)
+        finally:
+            parent.kill()
     assert until(lambda: not any(map(is_there, children)))
 
 
