@@ -8,7 +8,7 @@ import torch
 
 import tiny_captioner
 from meshcap.backends.packed import can_pack
-from meshcap.captioner import SEVERAL, Captioner
+from meshcap.captioner import Captioner
 from meshcap.consensus import Consensus
 from meshcap.decoding.records import Hypotheses, Rules
 from meshcap.errors import MeshcapError
@@ -17,6 +17,7 @@ from meshcap.memory import RamStore
 from meshcap.metrics.cider import cider_d
 from meshcap.models.memory_level import MemoryConfig, MemoryLevel
 from meshcap.models.recollection import recollect, stand_ins
+from meshcap.options import SEVERAL
 
 SMALL = {"d_head": 8, "reader_head": 4, "d_ff": 12, "d_pointer": 8, "captions": 4, "entries": 4}
 

@@ -46,7 +46,7 @@ from meshcap.folders import (
     find_optional,
     folder_of,
 )
-from meshcap.options import CaptionFields, CaptionOptions, Plan, ids_of_phrase, plan
+from meshcap.options import CaptionFields, CaptionOptions, Plan, ids_of_phrase, naming, plan
 from meshcap.say import Speaker
 from meshcap.tags import colours, joined
 from meshcap.text import Vocabulary
@@ -74,7 +74,6 @@ BACKENDS = ("torch", "onnx", "torch-export")
 AHEAD = 2  # batches that are being read while one is captioned, and that a GPU computes while one is put into words
 FEW = 512  # pictures of a stream that threads read before processes do, with a GPU
 MOST_PLANS = 64  # options whose plans are kept
-SEVERAL = "two", "three", "four", "several", "many", "some", "group of", "couple of"  # before no name
 UNREAD = "captions are made without the memory: this model has no memory.safetensors, which reads it; recall works"
 
 
@@ -271,7 +270,7 @@ class Captioner:
         if names is not None and named is not None:
             extension = names.extension(
                 named, self.vocabulary, but=memory.words if memory else (),
-                where=[not one for one in memory.names] if memory else None,  # a raccoon whose name is known has one
+                where=[not one for one in memory.names] if memory else None,  # Rex, and no dachshund
                 must=options.must, must_not=options.must_not,
             )  # fmt: skip
         new = (*(memory.words if memory else ()), *(extension.words if extension else ()))
@@ -280,12 +279,10 @@ class Captioner:
         else:
             known, unsaid = self.vocabulary.extended(new), tuple(names.forms) if names is not None else ()
             strategy, rules = plan(options, known, self.backend.settings, self._words, unsaid)
-        if memory is not None and any(memory.proper):  # nobody is in a caption twice, nor two of them
+        if memory is not None and any(memory.proper):
             first = len(self.vocabulary)
-            whose = tuple(first + place for place, name in enumerate(memory.proper) if name)
-            counts = [self.vocabulary.encode([*many.split(), *an]) for many in SEVERAL for an in ((), ("a",), ("the",))]
-            phrases = ((*count, name) for count in counts if self.vocabulary.unk not in count for name in whose)
-            rules = replace(rules, once=whose, banned_phrases=(*rules.banned_phrases, *phrases))
+            whose = [first + place for place, name in enumerate(memory.proper) if name]
+            rules = naming(rules, whose, self.vocabulary)
         # Captions that turn out alike are left out when they are said: then others must be there to take their place.
         few = options.n == 1 and not options.tags and memory is None
         kept = 1 if few else strategy.width
@@ -778,10 +775,10 @@ class Captioner:
             arrays = [read[place][1] for place in places]
             regions = captioner.see(arrays if captioner is not self or batch.pixels is None else batch.pixels)
             named = captioner._named(regions, options)
+            wait = None
             if named is not None and queued:
-                parts.append(SeenPart(captioner, places, arrays, regions, named.to_host(), captioner.backend.mark()))
-            else:
-                parts.append(SeenPart(captioner, places, arrays, regions, named))
+                named, wait = named.to_host(), captioner.backend.mark()
+            parts.append(SeenPart(captioner, places, arrays, regions, named, wait))
         return SeenBatch(batch, parts)
 
     def _begin(self, seen: SeenBatch, options: CaptionOptions, queued: bool = False) -> BegunBatch:

@@ -21,9 +21,6 @@ And of a CPU: `attend_by_products`, attention in bfloat16.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
-
 import torch
 from torch import Tensor, nn
 
@@ -34,28 +31,6 @@ try:
     LEAST = tl.constexpr(-3.0e38)
 except ImportError:  # no CUDA build of torch, or a platform without Triton
     triton = None
-
-
-class Rules(Protocol):
-    """What is read of a search's `Rules`."""
-
-    @property
-    def max_length(self) -> int: ...
-    @property
-    def min_length(self) -> int: ...
-    @property
-    def no_repeat_ngram(self) -> int: ...
-    @property
-    def end_in_time(self) -> bool: ...
-    @property
-    def banned(self) -> Sequence[int]: ...
-    @property
-    def bad_endings(self) -> Sequence[int]: ...
-    @property
-    def banned_phrases(self) -> Sequence[Sequence[int]]: ...
-    @property
-    def once(self) -> Sequence[int]: ...
-
 
 MOST_WORDS, MOST_KEPT, GROUP = 32_768, 16, 128  # columns and results of `top_k_rows`, and columns it reads together
 WIDEST = 4096  # numbers of a row that are read at once
@@ -311,30 +286,29 @@ def _greatest(rows: Tensor, k: int, totals: Tensor | None, *, logits: bool) -> t
     return values.view(*shape, k), ids.view(*shape, k)
 
 
-def can_forbid_words(rules: Rules, device: torch.device) -> bool:
-    """Whether `forbid_words` applies."""
-    most = max(len(rules.banned), len(rules.banned_phrases), len(rules.bad_endings), rules.max_length)
-    return triton is not None and device.type == "cuda" and most <= WIDEST and not rules.once
+def can_forbid_words(most: int, device: torch.device) -> bool:
+    """Whether `forbid_words` applies to so many words of a caption, or of a list."""
+    return triton is not None and device.type == "cuda" and most <= WIDEST
 
 
 def forbid_words(
-    log_probs: Tensor, ids: Tensor, last: Tensor, step: Tensor, banned: Tensor, endings: Tensor, phrases: Tensor,
-    rules: Rules, eos: int,
+    log_probs: Tensor, ids: Tensor, last: Tensor, step: Tensor, banned: Tensor, endings: Tensor, phrases: Tensor, *,
+    min_length: int, max_length: int, no_repeat_ngram: int, end_in_time: bool, eos: int,
 ) -> None:  # fmt: skip
     """In place, log-probabilities (B, W, V) of what rules forbid to -inf: `meshcap.decoding.search.filters` at once.
 
     Args:
         ids, last: (B, W, T) and (B, W), the words so far; step: a tensor of one number, how many.
-        banned, endings: (n,) the ids of `rules.banned` and `rules.bad_endings`.
-        phrases: (P, L) those of `rules.banned_phrases`, filled up with -1 in front.
+        banned, endings: (n,) ids of words that are never said, and of those that no caption may end after.
+        phrases: (P, L) those of phrases, filled up with -1 in front.
     """
     rows = log_probs.view(-1, log_probs.shape[-1])
     blocks = (triton.next_power_of_2(len(one)) if len(one) else 0 for one in (banned, endings, phrases))
     _forbid_words[(len(rows),)](
         rows, ids, last, step, banned, endings, phrases,
-        rows.stride(0), rows.shape[1], ids.shape[-1], eos, rules.min_length, rules.max_length - 1,
+        rows.stride(0), rows.shape[1], ids.shape[-1], eos, min_length, max_length - 1,
         len(banned), len(endings), len(phrases), *blocks,
-        longest=phrases.shape[-1], n=rules.no_repeat_ngram, in_time=rules.end_in_time,
+        longest=phrases.shape[-1], n=no_repeat_ngram, in_time=end_in_time,
         columns=triton.next_power_of_2(ids.shape[-1]), size=1024, num_warps=1,
     )  # fmt: skip
 

@@ -10,7 +10,7 @@ import math
 import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypedDict, get_args
 
 from meshcap.decoding.records import Beam, ConstrainedBeam, DiverseBeam, Greedy, Rules, Sampling, Settings, Strategy
@@ -319,6 +319,16 @@ class Plan(NamedTuple):
 
     strategy: Strategy
     rules: Rules
+
+
+SEVERAL = "two", "three", "four", "several", "many", "some", "group of", "couple of"  # before no name
+
+
+def naming(rules: Rules, names: Sequence[int], vocabulary: Vocabulary) -> Rules:
+    """Rules for captions that may have these names: nobody is in one twice, nor two of them."""
+    counts = [vocabulary.encode([*many.split(), *article]) for many in SEVERAL for article in ((), ("a",), ("the",))]
+    phrases = ((*count, name) for count in counts if vocabulary.unk not in count for name in names)
+    return replace(rules, once=tuple(names), banned_phrases=(*rules.banned_phrases, *phrases))
 
 
 def plan(

@@ -78,7 +78,8 @@ Filter = Callable[[Tensor, Search], object]
 
 def filters(rules: Rules, model: Settings, device: torch.device) -> list[Filter]:
     """Each sets the log-probabilities or logits (B, W, V) of what a rule forbids to -inf, in place, on the device."""
-    if can_forbid_words(rules, device):
+    lists = rules.banned, rules.banned_phrases, rules.bad_endings
+    if not rules.once and can_forbid_words(max(rules.max_length, *map(len, lists)), device):
         return [] if rules == Rules(max_length=rules.max_length) else [_at_once(rules, model, device)]
     found: list[Filter] = []
     minus, eos, last_place = float("-inf"), model.eos, rules.max_length - 1
@@ -116,8 +117,10 @@ def _at_once(rules: Rules, model: Settings, device: torch.device) -> Filter:
 
     def forbid(log_probs: Tensor, search: Search) -> None:
         forbid_words(
-            log_probs, search.ids, search.last, search.step, banned, endings, table, rules=rules, eos=model.eos
-        )
+            log_probs, search.ids, search.last, search.step, banned, endings, table,
+            min_length=rules.min_length, max_length=rules.max_length, no_repeat_ngram=rules.no_repeat_ngram,
+            end_in_time=rules.end_in_time, eos=model.eos,
+        )  # fmt: skip
 
     return forbid
 
