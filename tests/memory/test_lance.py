@@ -56,6 +56,8 @@ def test_answers_as_others_do(tmp_path: Path) -> None:
     for store in (kept, other):
         store.forget([one.id for one in store.entries() if one.captions in (("Rex 7 again",), ("grass",))])
     assert "Mia" not in dict(kept.named(asked, 999)[0])
+    assert [one.captions for one in kept.some(3)] == [(f"picture {n} of a dog",) for n in (0, 100, 200)]
+    assert len(kept.some(999)) == 300
     again = open_store(tmp_path / "m")
     assert is_store(tmp_path / "m") and (again.vision, again.width, again.warnings) == ("v", WIDTH, [])
     assert [(one.captions, one.time) for one in again.entries()] == [(one.captions, one.time) for one in entries(300)]

@@ -191,9 +191,7 @@ class LanceStore(Store):
                     self.table.drop_index(index.name)
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # that others may be reading: they read again
-                    self._commit(
-                        partial(self.table.optimize, cleanup_older_than=timedelta(0), delete_unverified=True)
-                    )
+                    self._commit(partial(self.table.optimize, cleanup_older_than=timedelta(0)))
         return gone
 
     def _commit(self, work: Callable[[], Any]) -> None:
@@ -202,9 +200,9 @@ class LanceStore(Store):
                 work()
                 return
             except Exception as error:
-                if not left or "conflict" not in str(error).lower():
+                if not left or not any(one in str(error).lower() for one in ("conflict", "not found")):
                     raise
-                self.table.checkout_latest()
+                self.table.checkout_latest()  # others have written, or removed the version that this was about
 
     def build_index(self, *, always: bool = False, progress: Callable[[int], Any] | None = None) -> bool:
         """Index what is not indexed yet, where that is enough to be worth it; whether it was done."""
